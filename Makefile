@@ -1,0 +1,42 @@
+# The commands of this project; `make` alone lists them.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test check crash bench promises
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## five mails, a worker killed in the worst moment, exactly five arrive
+	$(BIN)/python -m deploy.demo
+
+up: $(INSTALLED) ## everything with the demo's agents and tools, until Ctrl-C
+	$(BIN)/brainhands up --agents deploy.demo.agents --tools deploy.demo.tools
+
+test: $(INSTALLED) ## the whole suite on embedded servers
+	$(BIN)/pytest -n 2 --dist worksteal
+
+check: $(INSTALLED) ## style, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+crash: $(INSTALLED) ## a kill at every commit and every publish
+	$(BIN)/pytest -m crash --full-crash-matrix tests/crash
+
+bench: $(INSTALLED) ## turns a second and hand-off times, to build/bench.json
+	$(BIN)/python -m tests.bench
+
+promises: $(INSTALLED) ## which promises are kept, to build/promises.json
+	$(BIN)/pytest -n 2 --dist worksteal -m promise --promises-json build/promises.json
+
+# Editables cannot be installed under hashes, hence two steps; the lock has the build backend.
+$(INSTALLED): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@

@@ -1,0 +1,25 @@
+"""The Brain fleet's Celery app: `celery -A brain.app worker -Q brain.default`, agents from BRAINHANDS_AGENTS."""
+
+from __future__ import annotations
+
+from brain.agent import agents_in
+from brain.generation import generation_kind, intake_kind
+from shared.bus.celery_app import celery_app
+from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
+from shared.engine.definition import registry
+from shared.engine.fleet import Fleet, Offering
+from shared.model.worker import Offer
+from shared.runtime.settings import addresses, settings
+
+
+def load(_pool: str) -> Offering:
+    """What a Brain worker runs: generations of its agents."""
+    agents = {
+        (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
+    }
+    offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
+    return Offering(registry=registry((generation_kind(agents), intake_kind()), offers))
+
+
+celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")
+fleet = Fleet(celery, role="brain", task_name=BRAIN_TASK, load=load, ends_process=False)

@@ -1,0 +1,64 @@
+"""What every model adapter hands back: a whole reply, or one of two reasons why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import BrainhandsError
+from shared.model.event import Usage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawCall:
+    """A tool call as the provider sent it; each part may be empty, and `arguments` may be no JSON."""
+
+    provider_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """A reply whose terminal marker was seen; `finish_reason` is the provider's word for why it ended."""
+
+    text: str
+    calls: tuple[RawCall, ...]
+    finish_reason: str
+    refusal: str | None
+    usage: Usage
+    model: str
+    response_id: str | None
+
+
+class Interrupted(BrainhandsError):
+    """The model may have worked on the request, but no terminal marker was seen; `text` is what it had said."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(f"the model's reply was interrupted: {reason}")
+        self.text = text
+        self.reason = reason
+
+
+class ProviderError(BrainhandsError):
+    """The provider refused or failed the request.
+
+    `status` is None where there was no HTTP answer, `retry_after` is in seconds and at most an hour, `heals` says that
+    the same request may succeed later, `overflow` that it is too long for the model.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+        heals: bool,
+        overflow: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+        self.heals = heals
+        self.overflow = overflow

@@ -1,0 +1,175 @@
+"""From a conversation's events to the request that the model gets: pure, so that a retry renders the same.
+
+Every call is followed, directly and in call order, by exactly one result. A transcript that a provider would refuse is
+never built: a call without a result raises OpenCall, and names and arguments that a provider may refuse to read back
+are replayed in a form it takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, assert_never
+
+from brain.decide import unusable
+from shared.errors import BrainhandsError, NotStorable
+from shared.model.event import (
+    ModelCall,
+    ModelOutput,
+    ModelRequest,
+    Payload,
+    SystemPromptSet,
+    ToolCallError,
+    ToolCallInterrupted,
+    ToolCallSuccess,
+    UnknownPayload,
+    UserMessage,
+)
+from shared.model.json import canonical, digest, parse
+from shared.model.tool import ToolSpec
+
+Message: TypeAlias = dict[str, Any]
+Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted
+
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
+LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContextEvent:
+    """An event as far as the model's context depends on it."""
+
+    seq: int
+    type: str
+    version: int
+    payload: Payload
+
+
+class OpenCall(BrainhandsError):
+    """A call of the context has no result, so the request must not be sent."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"call {call_id} has no result yet")
+        self.call_id = call_id
+
+
+class UnreadableEvent(BrainhandsError):
+    """The context has an event that this version does not know; it is never left out."""
+
+    def __init__(self, event: ContextEvent) -> None:
+        super().__init__(
+            f"event {event.seq} ({event.type} version {event.version}) cannot be read by this version",
+            "run a worker of a newer version",
+        )
+
+
+def render(events: Iterable[ContextEvent], request: ModelRequest, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+    """The Chat Completions body for the events up to the request's cutoff. Raises OpenCall and UnreadableEvent."""
+    context = [event for event in events if event.seq <= request.cutoff]
+    body = {**request.options, "model": request.model, "messages": _messages(context)}
+    if specs:
+        body["tools"] = [_tool(spec) for spec in specs]
+    return body
+
+
+def request_digest(body: dict[str, Any]) -> str:
+    """SHA-256 of the body, in hex: equal for equal requests, whatever the order of their keys."""
+    return digest(body)
+
+
+def _messages(context: Sequence[ContextEvent]) -> list[Message]:
+    results = _results(context)
+    instructions = ""
+    messages: list[Message] = []
+    for event in context:
+        match event.payload:
+            case UnknownPayload():
+                raise UnreadableEvent(event)
+            case SystemPromptSet() as prompt:
+                instructions = prompt.instructions
+            case UserMessage() as message:
+                messages.append({"role": "user", "content": message.text})
+            case ModelOutput() as output:
+                messages.extend(_turn(output, results))
+            case _:
+                pass  # Not part of the dialogue, or shown with its call.
+    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
+
+
+def _results(context: Sequence[ContextEvent]) -> dict[str, Result]:
+    """The result of each call: the first one that is definite, else the interrupted one."""
+    results: dict[str, Result] = {}
+    for event in context:
+        payload = event.payload
+        if not isinstance(payload, ToolCallSuccess | ToolCallError | ToolCallInterrupted) or payload.call_id is None:
+            continue
+        known = results.get(payload.call_id)
+        if known is None or isinstance(known, ToolCallInterrupted):
+            results[payload.call_id] = payload
+    return results
+
+
+def _turn(output: ModelOutput, results: dict[str, Result]) -> list[Message]:
+    """The assistant's message and the results of its calls; nothing for a reply that said nothing."""
+    calls = [] if unusable(output.finish_reason, output.refusal) else output.calls
+    text = output.text if output.text.strip() else None
+    if not calls:
+        return [{"role": "assistant", "content": text}] if text else []
+    said = {"role": "assistant", "content": text, "tool_calls": [_call(call) for call in calls]}
+    return [said, *(_answer(call, results.get(call.call_id)) for call in calls)]
+
+
+def _call(call: ModelCall) -> Message:
+    return {
+        "id": call.call_id,
+        "type": "function",
+        "function": {"name": _name(call.name), "arguments": _arguments(call.arguments)},
+    }
+
+
+def _name(name: str) -> str:
+    """The name as providers accept it: a model may have called a tool by a name that no tool can have."""
+    return NOT_IN_A_NAME.sub("_", name)[:LONGEST_NAME] or "_"
+
+
+def _arguments(text: str) -> str:
+    """The raw text where it is a JSON object; providers refuse to read anything else back."""
+    try:
+        return text if isinstance(parse(text), dict) else "{}"
+    except NotStorable:
+        return "{}"
+
+
+def _answer(call: ModelCall, result: Result | None) -> Message:
+    if result is None:
+        raise OpenCall(call.call_id)
+    return {"role": "tool", "tool_call_id": call.call_id, "content": _result_text(result)}
+
+
+def _result_text(result: Result) -> str:
+    match result:
+        case ToolCallSuccess():
+            return result.result if isinstance(result.result, str) else canonical(result.result)
+        case ToolCallError():
+            return f"error: {result.error}"
+        case ToolCallInterrupted():
+            return _interrupted_text(result)
+        case _:
+            assert_never(result)
+
+
+def _interrupted_text(result: ToolCallInterrupted) -> str:
+    text = (
+        f"interrupted: {result.error}\n"
+        "The outcome of this call is unknown: its effect may have happened, in full or in part, or not at all. "
+        "Assume neither, and do not make the same call again without finding out."
+    )
+    return f"{text}\nOutput until then:\n{result.partial}" if result.partial else text
+
+
+def _tool(spec: ToolSpec) -> Message:
+    return {
+        "type": "function",
+        "function": {"name": spec.name, "description": spec.description, "parameters": spec.parameters},
+    }

@@ -1,0 +1,1 @@
+"""A small outside world and an agent that acts on it."""

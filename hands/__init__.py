@@ -1,0 +1,25 @@
+"""Hands act: they run tool calls and business flows, and never call the model."""
+
+from hands.context import ToolContext
+from hands.flow import Flow, phase
+from hands.outcomes import NotFound, Retry, ToolError, Unknown
+from hands.tool import tool
+from shared.model.document import Document
+from shared.model.task import Done, Fail, Next, Sleep, Wait
+
+__all__ = [
+    "Document",
+    "Done",
+    "Fail",
+    "Flow",
+    "Next",
+    "NotFound",
+    "Retry",
+    "Sleep",
+    "ToolContext",
+    "ToolError",
+    "Unknown",
+    "Wait",
+    "phase",
+    "tool",
+]

@@ -1,0 +1,28 @@
+"""The Hands fleet's Celery app: `celery -A hands.app worker -Q hands.default`, tools from BRAINHANDS_TOOLS."""
+
+from __future__ import annotations
+
+from hands.calls import tool_kind
+from hands.flows import flow_kind
+from hands.loading import tools_in
+from shared.bus.celery_app import celery_app
+from shared.bus.topics import HANDS_QUEUE, HANDS_TASK
+from shared.engine.definition import registry
+from shared.engine.fleet import Fleet, Offering
+from shared.model.worker import Offer
+from shared.runtime.settings import addresses, settings
+
+
+def load(pool: str) -> Offering:
+    """What a Hands worker of a pool runs: the tools and flows that belong to it."""
+    loaded = tools_in(settings().tools)
+    tools = [tool for tool in loaded.tools if tool.pool == pool]
+    flows = [flow for flow in loaded.flows if flow.definition.pool == pool]
+    kinds = (*(tool_kind(tool) for tool in tools), *(flow_kind(flow) for flow in flows))
+    offers = tuple(Offer(name=kind.name, low=kind.version, high=kind.version) for kind in kinds)
+    specs = (*(tool.spec() for tool in tools), *(flow.definition.spec() for flow in flows))
+    return Offering(registry=registry(kinds, offers), specs=specs)
+
+
+celery = celery_app("hands", redis_url=addresses().redis_url, queue=HANDS_QUEUE, pool="prefork")
+fleet = Fleet(celery, role="hands", task_name=HANDS_TASK, load=load, ends_process=True)

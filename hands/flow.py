@@ -1,0 +1,340 @@
+"""Business flows: a class whose phases are the durable steps of one task.
+
+A phase runs from its start each time it is entered, also after a crash, and what it asks for (children, changes of
+documents, the next phase) is stored by the one commit that ends it. So a phase may run again, but nothing it asked for
+happens twice. Effects on the outside world belong into tools, which it spawns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
+
+from pydantic_core import to_jsonable_python
+
+from hands.outcomes import result_adapter, stored_result
+from hands.tool import (
+    DEFAULT_POOL,
+    OUTPUT_LIMIT_BYTES,
+    Arguments,
+    Tool,
+    arguments_of,
+    check_identity,
+    check_seconds,
+    run_to_end,
+    signature_of,
+)
+from shared.errors import BadDefinition
+from shared.model.document import Document
+from shared.model.ids import TaskId, new_task_id
+from shared.model.json import Json, clean, clean_text
+from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait
+from shared.model.tool import ToolSpec
+
+DEFAULT_PHASE_SECONDS = 60.0
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
+FlowTransition: TypeAlias = Next | Sleep | Wait | Done | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One durable step of a flow; `timeout` is seconds for one attempt at it."""
+
+    name: str
+    function: Callable[..., Any]
+    timeout: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowDefinition:
+    """A flow as defined: what is published, and its phases in the order declared."""
+
+    name: str
+    version: int
+    description: str
+    pool: str
+    phases: Mapping[str, Phase]
+    arguments: Arguments
+
+    @property
+    def kind(self) -> str:
+        return f"flow:{self.name}"
+
+    @property
+    def entry(self) -> Phase:
+        """The first phase; its parameters are the flow's input."""
+        return next(iter(self.phases.values()))
+
+    def phase(self, name: str) -> Phase:
+        """The phase of that name. Raises BadDefinition."""
+        if name not in self.phases:
+            raise BadDefinition(f"flow {self.name} has no phase {name!r}", f"it has: {', '.join(self.phases)}")
+        return self.phases[name]
+
+    def spec(self) -> ToolSpec:
+        """What is published to those who offer this flow to a model."""
+        return ToolSpec(
+            kind=self.kind,
+            name=self.name,
+            version=self.version,
+            description=self.description,
+            parameters=self.arguments.schema,
+            pool=self.pool,
+        )
+
+    def validate(self, arguments: object) -> dict[str, Any]:
+        """The final input as it is stored. Raises BadArguments."""
+        return self.arguments.stored(arguments)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spawn:
+    """A child that the step's commit makes. Without `kind` the name is looked up among what is published."""
+
+    id: TaskId
+    kind: str | None
+    name: str
+    version: int | None
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """A change that the step's commit applies to the document as it then is."""
+
+    document: type[Document]
+    change: Callable[[Any], Document]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """All that one run of a phase decided."""
+
+    transition: FlowTransition
+    spawns: tuple[Spawn, ...]
+    updates: tuple[Update, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskResult:
+    """How a child ended; `error` says why unless it succeeded."""
+
+    outcome: Outcome
+    result: Json = None
+    error: str | None = None
+
+
+class DocumentReader(Protocol):
+    """Reads a document of the session as committed."""
+
+    def __call__(self, document: type[AnyDocument], /) -> AnyDocument | None: ...
+
+
+class Flow:
+    """Base of business flows: `class SendNotices(Flow, name="send_notices", version=1)`.
+
+    The first phase declared, inherited ones before a class's own, is the entry, whose parameters are the flow's input.
+    The class's docstring is what a model reads about it. A class without `name=` is a base for others and never runs.
+    """
+
+    definition: ClassVar[FlowDefinition]
+
+    def __init_subclass__(
+        cls, *, name: str | None = None, version: int = 1, pool: str = DEFAULT_POOL, **options: Any
+    ) -> None:
+        super().__init_subclass__(**options)
+        if name is not None:
+            cls.definition = _define(cls, name, version, pool)
+
+    def __init__(
+        self,
+        *,
+        task_id: TaskId,
+        arguments: object,
+        checkpoint: Json,
+        read_document: DocumentReader,
+        read_result: Callable[[TaskId], TaskResult | None],
+        write_progress: Callable[[str], None],
+    ) -> None:
+        """One entry into a phase. Raises BadArguments if the stored arguments no longer fit."""
+        self.task_id = task_id
+        self.input: Any = self.definition.arguments.values(arguments)
+        """The validated input, one attribute each."""
+        self.checkpoint = checkpoint
+        """What the last phase left for this one."""
+        self._arguments = arguments
+        self._read_document = read_document
+        self._read_result = read_result
+        self._write_progress = write_progress
+        self._spawns: list[Spawn] = []
+        self._updates: list[Update] = []
+
+    def document(self, document: type[AnyDocument]) -> AnyDocument | None:
+        """The session's document as committed, None before its first version; `update`s of this phase are not in it."""
+        return self._read_document(document)
+
+    def update(self, document: type[AnyDocument], change: Callable[[AnyDocument | None], AnyDocument]) -> None:
+        """Records a change of a document: `change` gets it as it is when the step commits, and gives the next value.
+
+        It runs inside the transaction, perhaps more than once: it must be quick, pure and touch nothing else.
+        """
+        self._updates.append(Update(document=document, change=change))
+
+    def spawn(self, child: Tool | type[Flow] | str, arguments: Mapping[str, Any]) -> TaskId:
+        """Records a child, made when the step commits: a tool, a flow, or a published `name` or `name@version`.
+
+        Raises BadArguments; those of a child given by name are judged where it runs.
+        """
+        spawned = _spawn(child, clean(to_jsonable_python(arguments)))
+        self._spawns.append(spawned)
+        return spawned.id
+
+    def result(self, task_id: TaskId) -> TaskResult:
+        """How a child ended. Raises BadDefinition for a task that this flow does not own or that has not ended."""
+        result = self._read_result(task_id)
+        if result is None:
+            raise BadDefinition(f"task {task_id} is no child of this flow that has ended", "return Wait for it first")
+        return result
+
+    def progress(self, text: str) -> None:
+        """Appends to what this attempt at the phase has shown so far; it decides nothing."""
+        self._write_progress(clean_text(text))
+
+
+@overload
+def phase(function: Callable[..., Any], /) -> Any: ...
+@overload
+def phase(*, timeout: float = DEFAULT_PHASE_SECONDS) -> Callable[[Callable[..., Any]], Any]: ...
+def phase(function: Callable[..., Any] | None = None, /, *, timeout: float = DEFAULT_PHASE_SECONDS) -> Any:
+    """Makes a method a phase with a timeout in seconds; in what a phase returns it is named by itself or as text."""
+
+    def mark(function: Callable[..., Any]) -> Any:
+        setattr(function, _MARK, check_seconds("timeout", timeout, function.__qualname__))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def run_phase(flow: Flow, name: str) -> Step:
+    """Runs one phase to its end and says what it decided.
+
+    Raises what the phase raises, BadDefinition for an unknown phase or a return value that is no transition, and
+    NotStorable for a checkpoint that is no JSON.
+    """
+    definition = flow.definition
+    entered = definition.phase(name)
+    named = definition.arguments.by_name(flow._arguments) if entered is definition.entry else {}
+    transition = _checked(run_to_end(entered.function(flow, **named)), entered, definition)
+    return Step(transition=transition, spawns=tuple(flow._spawns), updates=tuple(flow._updates))
+
+
+_MARK = "__brainhands_phase_seconds__"
+_ANY_RESULT = result_adapter(Any)
+
+
+def _define(flow: type[Flow], name: str, version: int, pool: str) -> FlowDefinition:
+    check_identity(name, version, pool)
+    phases = _phases(flow)
+    if not phases:
+        raise BadDefinition(f"flow {name} has no phase", "decorate at least one method with @phase")
+    inputs = {found.name: _inputs(found, name) for found in phases.values()}
+    entry, *others = phases
+    for other in others:
+        if inputs[other][0]:
+            raise BadDefinition(
+                f"{name}.{other} takes parameters, which only the first phase, {entry}, can have",
+                "read self.input, self.checkpoint or a document instead",
+            )
+    parameters, hints = inputs[entry]
+    return FlowDefinition(
+        name=name,
+        version=version,
+        description=inspect.cleandoc(flow.__doc__ or ""),
+        pool=pool,
+        phases=phases,
+        arguments=arguments_of(parameters, hints, name),
+    )
+
+
+def _phases(flow: type[Flow]) -> dict[str, Phase]:
+    declared = dict.fromkeys(
+        name for base in reversed(flow.__mro__) for name, value in vars(base).items() if hasattr(value, _MARK)
+    )
+    return {name: _phase(name, getattr(flow, name), flow.__name__) for name in declared}
+
+
+def _phase(name: str, function: Callable[..., Any], owner: str) -> Phase:
+    if name in _TAKEN:
+        raise BadDefinition(f"{owner}.{name} hides what every flow has under that name", "rename the phase")
+    if not hasattr(function, _MARK):
+        raise BadDefinition(f"{owner}.{name} overrides a phase and is none", "decorate it with @phase")
+    return Phase(name, function, getattr(function, _MARK))
+
+
+_TAKEN = frozenset(dir(Flow)) | {"definition", "task_id", "input", "checkpoint"}
+
+
+def _inputs(phase: Phase, owner: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    parameters, hints = signature_of(phase.function, f"{owner}.{phase.name}")
+    if not parameters:
+        raise BadDefinition(f"{owner}.{phase.name} does not take self", "write it as a method")
+    del parameters[next(iter(parameters))]
+    return parameters, hints
+
+
+def _spawn(child: Tool | type[Flow] | str, arguments: dict[str, Any]) -> Spawn:
+    if isinstance(child, str):
+        name, _, version = child.partition("@")
+        if version and not version.isdecimal():
+            raise BadDefinition(f"{child!r} names no version", 'write "name" or "name@version"')
+        return Spawn(
+            id=new_task_id(), kind=None, name=name, version=int(version) if version else None, arguments=arguments
+        )
+    known = child if isinstance(child, Tool) else child.definition
+    return Spawn(
+        id=new_task_id(),
+        kind=known.kind,
+        name=known.name,
+        version=known.version,
+        arguments=known.validate(arguments),
+    )
+
+
+def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> FlowTransition:
+    """The transition in plain values: phases by name, JSON cleaned, every task of a wait spawned."""
+    match returned:
+        case Done():
+            return replace(returned, result=stored_result(returned.result, _ANY_RESULT, OUTPUT_LIMIT_BYTES))
+        case Fail():
+            result = stored_result(returned.result, _ANY_RESULT, OUTPUT_LIMIT_BYTES)
+            return replace(returned, error=clean_text(str(returned.error)), result=result)
+        case Wait():
+            return replace(_going_on(returned, definition), tasks=tuple(returned.tasks))
+        case Sleep():
+            aware = returned.until is None or returned.until.tzinfo is not None
+            if not aware or not math.isfinite(returned.seconds):
+                raise BadDefinition(
+                    f"{definition.name}.{phase.name} returned {returned}", "give finite seconds or an aware time"
+                )
+            return _going_on(returned, definition)
+        case Next():
+            return _going_on(returned, definition)
+        case _:
+            raise BadDefinition(
+                f"{definition.name}.{phase.name} returned {type(returned).__name__}",
+                "a phase returns Next, Sleep, Wait, Done or Fail",
+            )
+
+
+GoingOn = TypeVar("GoingOn", Next, Sleep, Wait)
+
+
+def _going_on(transition: GoingOn, definition: FlowDefinition) -> GoingOn:
+    given: object = transition.phase
+    name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+    checkpoint = clean(to_jsonable_python(transition.checkpoint))
+    return replace(transition, phase=definition.phase(name).name, checkpoint=checkpoint)

@@ -1,0 +1,193 @@
+"""The flow task: an author's phases on the engine; `call` validates and starts, then each phase is a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from hands.flow import Flow, Spawn, TaskResult, Update, run_phase
+from hands.flow import Phase as AuthorPhase
+from hands.flow import Step as AuthorStep
+from hands.outcomes import ToolError
+from hands.tool import BadArguments
+from shared.engine import endings
+from shared.engine.definition import Kind, Phase, Step
+from shared.engine.draft import Draft
+from shared.engine.run import Run
+from shared.errors import BadDefinition, BrainhandsError
+from shared.kernel import calls
+from shared.model.document import Document, StoredDocument
+from shared.model.event import TaskPhase, ToolCallError, ToolCallStart, ToolCallSuccess
+from shared.model.ids import TaskId
+from shared.model.json import Json, clean_text
+from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait
+from shared.model.tool import ToolSpec
+from shared.store import reads, workers
+from shared.store.database import Database
+
+PIN_SECONDS = 60.0
+
+
+class UnreadableDocument(BrainhandsError):
+    """A document was stored by another version of its kind than this worker knows."""
+
+
+def flow_kind(flow: type[Flow]) -> Kind:
+    """The task kind that runs this flow."""
+    definition = flow.definition
+    phases = {
+        name: Phase(run=partial(_enter, flow, name), seconds=partial(_phase_seconds, phase))
+        for name, phase in definition.phases.items()
+    }
+    if "call" in phases:
+        raise BadDefinition(f"{definition.name}: every flow has a phase `call` of its own", "rename the phase")
+    start = Phase(run=partial(_call, flow), seconds=lambda _task: PIN_SECONDS, pinned=True)
+    return Kind(name=definition.kind, version=definition.version, first="call", phases={"call": start, **phases})
+
+
+def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
+    return phase.timeout
+
+
+def _call(flow: type[Flow], run: Run) -> Step:
+    """Validate the input and store that the flow starts."""
+    task = run.task
+    try:
+        arguments = flow.definition.validate(task.input["arguments"])
+    except BadArguments as error:
+        return Step(partial(_fail, task=task, error=f"the arguments do not fit: {error}"))
+    except Exception as error:  # noqa: BLE001 - validators are the author's code
+        return Step(partial(_fail, task=task, error=f"not run: {clean_text(str(error))}"))
+    call = {"call_id": task.input["call_id"], "arguments": arguments, "operation_id": str(task.id), "replay": None}
+
+    def start(draft: Draft) -> Transition:
+        definition = flow.definition
+        payload = ToolCallStart(**call, tool=definition.name, version=definition.version, acts_until=None)
+        seq = draft.event(payload, causes=[task.cause], task=draft.task(task.id))
+        checkpoint = {"call": call, "start_seq": seq, "last_seq": seq, "author": None}
+        return Next(definition.entry.name, checkpoint=checkpoint)
+
+    return Step(start)
+
+
+def _enter(flow: type[Flow], name: str, run: Run) -> Step:
+    """Run one phase of the author's; what it raises beyond ToolError is tried again up to the restart limit."""
+    task = run.task
+    entered = flow(
+        task_id=task.id,
+        arguments=task.checkpoint["call"]["arguments"],
+        checkpoint=task.checkpoint["author"],
+        read_document=partial(_read_document, run.database, task),
+        read_result=partial(_read_result, run.database, task),
+        write_progress=run.progress,
+    )
+    try:
+        step = run_phase(entered, name)
+    except ToolError as error:
+        return Step(partial(_fail, task=task, error=clean_text(str(error))))
+    specs = _published(run.database, step)
+    return Step(partial(_store, task=task, step=step, specs=specs))
+
+
+def _read_document(database: Database, task: Task, kind: type[Document]) -> Any:
+    return _value(kind, reads.document(database, task.session_id, kind.kind))
+
+
+def _value(kind: type[Document], stored: StoredDocument | None) -> Any:
+    if stored is None:
+        return None
+    if stored.schema_version != kind.schema_version:
+        raise UnreadableDocument(
+            f"document {stored.name} has schema version {stored.schema_version}, not {kind.schema_version}",
+            "run a worker that reads it",
+        )
+    return kind.model_validate(stored.value)
+
+
+def _read_result(database: Database, owner: Task, task_id: TaskId) -> TaskResult | None:
+    child = reads.task(database, task_id)
+    if child is None or child.owner_id != owner.id or child.status is not Status.DONE or child.outcome is None:
+        return None
+    return TaskResult(outcome=child.outcome, result=child.result, error=child.error)
+
+
+def _published(database: Database, step: AuthorStep) -> Mapping[str, ToolSpec]:
+    """The specs of children that were named only. Raises BadDefinition for a name that nobody published."""
+    names = [_reference(spawn) for spawn in step.spawns if spawn.kind is None]
+    if not names:
+        return {}
+    specs = workers.read_catalogue(database)
+    found = {name: workers.newest_specs(specs, [name]) for name in names}
+    if missing := [name for name, (_, not_found) in found.items() if not_found]:
+        raise BadDefinition(f"no Hands worker has published {', '.join(missing)}", "start a worker that offers it")
+    return {name: specs[0] for name, (specs, _) in found.items()}
+
+
+def _reference(spawn: Spawn) -> str:
+    return spawn.name if spawn.version is None else f"{spawn.name}@{spawn.version}"
+
+
+def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, ToolSpec]) -> Transition:
+    """Documents, children and the flow's own move are one commit."""
+    for update in step.updates:
+        _change(draft, update)
+    for spawn in step.spawns:
+        _spawn(draft, task, spawn, specs)
+    transition = step.transition
+    match transition:
+        case Done(result=result):
+            payload = ToolCallSuccess(**endings.call_fields(task), result=result)
+            draft.event(payload, causes=[task.checkpoint["last_seq"]], task=task)
+            return transition
+        case Fail(error=error):
+            _fail(draft, task=task, error=error)
+            return transition
+        case Next(phase=phase, checkpoint=checkpoint):
+            return Next(phase, _moved(draft, task, phase, "running", checkpoint))
+        case Sleep(phase=phase, checkpoint=checkpoint):
+            moved = _moved(draft, task, phase, "sleeping", checkpoint)
+            return Sleep(transition.seconds, phase, moved, transition.until)
+        case Wait(tasks=tasks, phase=phase, checkpoint=checkpoint):
+            return Wait(tasks, phase, _moved(draft, task, phase, "waiting", checkpoint))
+
+
+def _change(draft: Draft, update: Update) -> None:
+    kind = update.document
+
+    def change(stored: StoredDocument | None) -> Json:
+        return update.change(_value(kind, stored)).model_dump(mode="json")
+
+    draft.change_document(kind.kind, kind.kind, kind.schema_version, change)
+
+
+def _spawn(draft: Draft, owner: Task, spawn: Spawn, specs: Mapping[str, ToolSpec]) -> None:
+    spec = specs.get(_reference(spawn))
+    kind, version = (spec.kind, spec.version) if spec else (spawn.kind, spawn.version)
+    assert kind is not None
+    assert version is not None
+    draft.spawn(
+        calls.call_task(
+            spawn.id,
+            owner=owner,
+            kind=kind,
+            version=version,
+            call_id=None,
+            arguments=spawn.arguments,
+            cause=owner.checkpoint["last_seq"],
+            now=draft.now,
+        )
+    )
+
+
+def _moved(draft: Draft, task: Task, phase: str, status: str, author: Json) -> Json:
+    payload = TaskPhase(kind=task.kind, phase=task.phase, next_phase=phase, status=status)
+    seq = draft.event(payload, causes=[task.checkpoint["last_seq"]], task=task)
+    kept = task.checkpoint["author"] if author is None else author
+    return {**task.checkpoint, "last_seq": seq, "author": kept}
+
+
+def _fail(draft: Draft, *, task: Task, error: str) -> Transition:
+    cause = task.checkpoint.get("last_seq", task.cause)
+    draft.event(ToolCallError(**endings.call_fields(task), error=error), causes=[cause], task=task)
+    return Fail(error)

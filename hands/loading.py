@@ -1,0 +1,55 @@
+"""Finds the tools and flows that a process offers in the modules it is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hands.flow import Flow
+from hands.tool import Tool
+from shared.errors import BadDefinition
+from shared.model.tool import Replay
+from shared.runtime.modules import import_modules
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Tools and flows in the order found, each object once; names and versions do not clash."""
+
+    tools: tuple[Tool, ...]
+    flows: tuple[type[Flow], ...]
+
+
+def tools_in(modules: Iterable[str]) -> Loaded:
+    """The top-level tools and named flows of dotted modules, imported ones too. Raises BadDefinition."""
+    values = [value for module in import_modules(modules) for value in vars(module).values()]
+    tools = tuple(dict.fromkeys(value for value in values if isinstance(value, Tool)))
+    flows = tuple(dict.fromkeys(value for value in values if _is_named_flow(value)))
+    _check_clashes(tools, flows)
+    for tool in tools:
+        if tool.replay is Replay.RECONCILE and tool.found_by is None:
+            raise BadDefinition(
+                f"{tool.name} is reconcile and has no look-up", f"define one with @{tool.name}.lookup()"
+            )
+    return Loaded(tools, flows)
+
+
+def _is_named_flow(value: object) -> bool:
+    """A class that inherits a named flow without a name of its own is no flow of its own."""
+    return isinstance(value, type) and issubclass(value, Flow) and "definition" in vars(value)
+
+
+def _check_clashes(tools: tuple[Tool, ...], flows: tuple[type[Flow], ...]) -> None:
+    offers = [(tool.kind, tool.name, tool.version, tool.function.__module__) for tool in tools]
+    offers += [(d.kind, d.name, d.version, flow.__module__) for flow in flows for d in (flow.definition,)]
+    seen: dict[tuple[str, int], str] = {}
+    kinds: dict[str, str] = {}
+    for kind, name, version, module in offers:
+        if kinds.setdefault(name, kind) != kind:
+            raise BadDefinition(f"{name!r} names both a tool and a flow", "rename one of them")
+        if (name, version) in seen:
+            raise BadDefinition(
+                f"{name}@{version} is defined twice, in {seen[name, version]} and in {module}",
+                "rename one or raise its version",
+            )
+        seen[name, version] = module

@@ -1,0 +1,87 @@
+"""What a tool or a look-up can say about its effect, and how a result is stored.
+
+Only these words are taken as knowledge. Any other exception leaves it open whether the effect happened.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+
+from shared.model.json import Json, canonical, clean, clean_text
+
+MAX_RETRY_AFTER_SECONDS = 86_400.0
+MAX_REPR_CHARACTERS = 2_000
+
+# Infinities are left to the door for JSON, which names them; pydantic alone would store null.
+_NAMED_INFINITIES = ConfigDict(ser_json_inf_nan="constants")
+
+
+class ToolError(Exception):
+    """The call failed for sure: nothing happened, or what happened is final. The message is the model's result."""
+
+
+class Retry(Exception):
+    """The call failed for sure and may be made again, no sooner than `after` seconds from now (at most a day)."""
+
+    def __init__(self, message: str = "", after: float | None = None) -> None:
+        super().__init__(message)
+        known = after is not None and math.isfinite(after)
+        self.after = min(max(after or 0.0, 0.0), MAX_RETRY_AFTER_SECONDS) if known else None
+
+
+class NotFound:
+    """A look-up's answer: the service knows no effect of this operation."""
+
+
+class Unknown:
+    """A look-up's answer: it cannot be told yet whether the effect happened."""
+
+
+def result_adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Turns results of an annotated type into JSON; a type pydantic does not know is taken as any value."""
+    for options in (_NAMED_INFINITIES, None):
+        try:
+            return TypeAdapter(annotation, config=options)
+        except PydanticUserError:  # a model brings a configuration of its own and refuses another
+            continue
+    return TypeAdapter(Any, config=_NAMED_INFINITIES)
+
+
+def stored_result(value: object, adapter: TypeAdapter[Any], limit: int) -> Json:
+    """The result as it is stored and shown; never raises, since the effect has happened.
+
+    More than `limit` bytes become {"truncated": true, "text": the first `limit` bytes}: of a string itself, of another
+    value its JSON text. A value that has no JSON form becomes the text of its repr.
+    """
+    result = _json_form(value, adapter)
+    text = result if isinstance(result, str) else canonical(result)
+    encoded = text.encode()
+    if len(encoded) <= limit:
+        return result
+    return {"truncated": True, "text": encoded[:limit].decode(errors="ignore")}
+
+
+def _json_form(value: object, adapter: TypeAdapter[Any]) -> Json:
+    try:
+        return clean(adapter.dump_python(value, mode="json", warnings=False, fallback=_repr), limit=sys.maxsize)
+    except Exception:  # noqa: BLE001 - serializers are the author's code, and nothing they raise undoes the effect
+        return _plain_form(value)
+
+
+def _plain_form(value: object) -> Json:
+    try:
+        return clean(value, limit=sys.maxsize)  # pydantic refuses lone surrogates, the door mends them
+    except Exception:  # noqa: BLE001 - as above
+        return _repr(value)
+
+
+def _repr(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - as above
+        text = object.__repr__(value)
+    return clean_text(text[:MAX_REPR_CHARACTERS])

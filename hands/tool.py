@@ -1,0 +1,388 @@
+"""`@tool`: a typed Python function becomes a durable tool.
+
+The signature is the contract: parameters become the JSON schema the model sees, annotations validate what it sends.
+Arguments are validated before the intent is stored, into the form that is stored; and again at each attempt, from what
+was stored into the Python values the function receives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, get_type_hints, overload
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from hands.context import ToolContext
+from hands.outcomes import NotFound, Unknown, result_adapter, stored_result
+from shared.errors import BadDefinition, BadInput, NotStorable
+from shared.model.json import MAX_BYTES, Json, canonical, clean, clean_text, digest
+from shared.model.tool import Replay, ToolSpec
+
+DEFAULT_POOL = "hands.default"
+OUTPUT_LIMIT_BYTES = 65_536
+MAX_OPERATION_KEY = 200
+MAX_PROBLEMS = 20
+MAX_SHOWN = 200
+
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
+_POOL = re.compile(r"hands\.[a-z0-9_-]+")
+
+
+LookUpFunction: TypeAlias = Callable[[ToolContext], Any]
+
+
+class BadArguments(BadInput):
+    """Arguments do not fit; the message has one line for each problem and is written for a model to read."""
+
+
+class ArgumentValues(BaseModel):
+    """Validated arguments, one attribute each."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The parameters of a function that come from outside."""
+
+    model: type[ArgumentValues]
+    schema: dict[str, Any]
+    """JSON schema of the arguments object."""
+
+    def stored(self, arguments: object) -> dict[str, Any]:
+        """The arguments validated, defaults filled in, in the JSON form that is stored. Raises BadArguments."""
+        try:
+            return dict(clean(self.values(arguments).model_dump(mode="json", by_alias=True, warnings=False)))
+        except NotStorable as error:
+            raise BadArguments(str(error)) from None
+
+    def values(self, arguments: object) -> ArgumentValues:
+        """The validated Python values of a JSON object. Raises BadArguments."""
+        try:
+            return self.model.model_validate_json(canonical(clean(arguments)))
+        except NotStorable as error:
+            raise BadArguments(str(error)) from None
+        except ValidationError as error:
+            raise BadArguments(_problems(error, self.schema)) from None
+
+    def by_name(self, arguments: object) -> dict[str, Any]:
+        """The validated Python values as the function's keyword arguments. Raises BadArguments."""
+        values = self.values(arguments)
+        return {name: getattr(values, name) for name in self.model.model_fields}
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """How a reconcile tool finds out whether an operation took effect."""
+
+    function: LookUpFunction
+    dedupes: bool
+    """Whether the service refuses a second effect of one operation id."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tool:
+    """A tool as defined; calling it calls the plain function."""
+
+    function: Callable[..., Any]
+    name: str
+    version: int
+    description: str
+    replay: Replay
+    timeout: float
+    """Seconds for one attempt."""
+    retries: int
+    """Attempts after the first; of a tool that is not safe, only a `Retry` it raises leads to one."""
+    settle: float
+    """Seconds after an attempt's deadline in which its effect may still appear."""
+    operation: Callable[[Any], str] | None
+    pool: str
+    output_limit: int
+    """Bytes of a result that are kept."""
+    arguments: Arguments
+    takes_context: bool
+    results: TypeAdapter[Any]
+    found_by: LookUp | None = field(default=None, init=False)
+
+    @property
+    def kind(self) -> str:
+        return f"tool:{self.name}"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments object."""
+        return self.arguments.schema
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.function(*arguments, **named)
+
+    def spec(self) -> ToolSpec:
+        """What is published to those who offer this tool to a model."""
+        return ToolSpec(
+            kind=self.kind,
+            name=self.name,
+            version=self.version,
+            description=self.description,
+            parameters=self.parameters,
+            pool=self.pool,
+        )
+
+    def validate(self, arguments: object) -> dict[str, Any]:
+        """The final arguments as they are stored with the intent. Raises BadArguments."""
+        return self.arguments.stored(arguments)
+
+    def operation_id(self, task_id: str, arguments: object) -> str:
+        """Identity of the call's effect: the task's id, or the tool's name and its key for these arguments.
+
+        A key of more than 200 characters is replaced by its SHA-256. Raises BadDefinition for an empty key.
+        """
+        if self.operation is None:
+            return task_id
+        key: object = self.operation(self.arguments.values(arguments))
+        if not isinstance(key, str) or not key:
+            raise BadDefinition(f"operation= of {self.name} returned {key!r}", "return a text that is not empty")
+        key = clean_text(key)
+        return f"{self.name}:{key if len(key) <= MAX_OPERATION_KEY else digest(key)}"
+
+    def call(self, context: ToolContext, arguments: object) -> object:
+        """Runs the function to its end with stored arguments; a coroutine gets an event loop of its own.
+
+        Raises what the function raises, and BadArguments before it is entered if the arguments no longer fit.
+        """
+        named = self.arguments.by_name(arguments)
+        return run_to_end(self.function(context, **named) if self.takes_context else self.function(**named))
+
+    def find_effect(self, context: ToolContext) -> object | NotFound | Unknown:
+        """Asks the look-up about the context's operation; anything but the two markers is the call's result."""
+        if self.found_by is None:
+            raise BadDefinition(f"{self.name} has no look-up", f"define one with @{self.name}.lookup()")
+        answer = run_to_end(self.found_by.function(context))
+        for marker in (NotFound, Unknown):
+            if answer is marker:
+                return marker()
+        return answer
+
+    def result(self, value: object) -> Json:
+        """A result in the form that is stored; see `stored_result`."""
+        return stored_result(value, self.results, self.output_limit)
+
+    def lookup(self, *, dedupes: bool = False) -> Callable[[LookUpFunction], LookUpFunction]:
+        """Decorates the function that finds an earlier effect by `ctx.operation_id`, and leaves it as it is.
+
+        It returns the result, NotFound or Unknown. Without `dedupes`, NotFound counts only once nothing sent before can
+        still take effect.
+        """
+
+        def register(function: LookUpFunction) -> LookUpFunction:
+            if self.replay is not Replay.RECONCILE:
+                raise BadDefinition(f"{self.name} is {self.replay} and needs no look-up", 'use replay="reconcile"')
+            if self.found_by is not None:
+                raise BadDefinition(f"{self.name} has two look-ups", "keep one")
+            _refuse_generator(function, self.name)
+            try:
+                inspect.signature(function).bind(None)
+            except TypeError:
+                raise BadDefinition(f"the look-up of {self.name} must take the context and nothing else") from None
+            object.__setattr__(self, "found_by", LookUp(function, dedupes))  # the one thing a definition gains later
+            return function
+
+        return register
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    replay: str = "unsafe",
+    timeout: float = 60.0,
+    retries: int = 3,
+    settle: float = 0.0,
+    operation: Callable[[Any], str] | None = None,
+    unknown: str = "model",
+    version: int = 1,
+    pool: str = DEFAULT_POOL,
+    name: str | None = None,
+    output_limit: int = OUTPUT_LIMIT_BYTES,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    replay: str = "unsafe",
+    timeout: float = 60.0,
+    retries: int = 3,
+    settle: float = 0.0,
+    operation: Callable[[Any], str] | None = None,
+    unknown: str = "model",
+    version: int = 1,
+    pool: str = DEFAULT_POOL,
+    name: str | None = None,
+    output_limit: int = OUTPUT_LIMIT_BYTES,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Makes a typed function, sync or async, a tool.
+
+    `replay` says what may be done when it is unknown whether a call took effect: nothing (unsafe), run it again (safe),
+    or look it up (reconcile, see `Tool.lookup`). `timeout` and `settle` are seconds. `operation` gives the key of the
+    effect from the validated arguments (one attribute each). Raises BadDefinition.
+    """
+
+    def define(function: Callable[..., Any]) -> Tool:
+        called = name if name is not None else getattr(function, "__name__", repr(function))
+        check_identity(called, version, pool)
+        signature, hints = signature_of(function, called)
+        first = next(iter(signature), None)
+        takes_context = first is not None and hints.get(first) is ToolContext
+        if first is not None and takes_context:
+            del signature[first]
+        return Tool(
+            function=function,
+            name=called,
+            version=version,
+            description=inspect.getdoc(function) or "",
+            replay=_replay(replay, called),
+            timeout=check_seconds("timeout", timeout, called),
+            retries=_at_least("retries", retries, 0, called),
+            settle=check_seconds("settle", settle, called, zero=True),
+            operation=operation,
+            pool=pool,
+            output_limit=min(_at_least("output_limit", output_limit, 1, called), MAX_BYTES),
+            arguments=arguments_of(signature, hints, called),
+            takes_context=takes_context,
+            results=result_adapter(hints.get("return", Any)),
+        )
+
+    if unknown != "model":
+        raise BadDefinition(
+            f"unknown={unknown!r} cannot be used: there are no reviews by people yet", 'leave it out, or use "model"'
+        )
+    return define if function is None else define(function)
+
+
+def signature_of(function: Callable[..., Any], owner: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """The parameters of a function and its annotations, resolved. Raises BadDefinition."""
+    if not inspect.isfunction(function):
+        raise BadDefinition(f"{owner} is no function", "decorate a function written with def or async def")
+    _refuse_generator(function, owner)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception as error:  # noqa: BLE001 - evaluating an annotation runs whatever is written there
+        raise BadDefinition(
+            f"an annotation of {owner} cannot be resolved: {error}", "use types defined or imported at module level"
+        ) from None
+    return dict(inspect.signature(function).parameters), hints
+
+
+def arguments_of(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], owner: str) -> Arguments:
+    """The arguments that some parameters of `owner` ask for. Raises BadDefinition for what a model could not send."""
+    fields = {name: _field(parameter, hints, owner) for name, parameter in parameters.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # parameters named like methods of a pydantic model do no harm here
+            model = create_model(f"{owner}_arguments", __base__=ArgumentValues, **fields)
+            return Arguments(model, model.model_json_schema())
+    except (PydanticUserError, NameError, TypeError, ValueError) as error:
+        raise BadDefinition(f"the parameters of {owner} have no JSON schema: {str(error).splitlines()[0]}") from None
+
+
+def check_identity(name: str, version: int, pool: str) -> None:
+    """Raises BadDefinition for a name, version or pool under which nothing could be published."""
+    if not _NAME.fullmatch(name):
+        raise BadDefinition(f"{name!r} cannot name a tool", "use at most 64 letters, digits, _ and -")
+    _at_least("version", version, 1, name)
+    if not _POOL.fullmatch(pool):
+        raise BadDefinition(f"{name}: {pool!r} is no pool of hands", f"name it like {DEFAULT_POOL!r}")
+
+
+def check_seconds(option: str, seconds: object, owner: str, *, zero: bool = False) -> float:
+    """The duration as a float. Raises BadDefinition unless it is finite and more than zero (or `zero` itself)."""
+    number = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else math.nan
+    if 0 < number < math.inf or (zero and number == 0):
+        return number
+    raise BadDefinition(f"{owner}: {option}={seconds!r} is no duration", f"give {option} in seconds")
+
+
+def run_to_end(value: object) -> object:
+    """The value itself, or what a coroutine returns when run in an event loop of its own."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], owner: str) -> Any:
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise BadDefinition(f"{owner}: parameter {parameter} cannot be sent by name", "use plain named parameters")
+    if name not in hints:
+        raise BadDefinition(f"{owner}: parameter {name!r} has no annotation", "annotate it with its type")
+    if hints[name] is ToolContext:
+        raise BadDefinition(f"{owner}: {name!r} is a ToolContext and not the first parameter", "put it first")
+    if name.startswith("_"):
+        raise BadDefinition(f"{owner}: parameter {name!r} starts with an underscore", "rename it")
+    if parameter.default is parameter.empty:
+        return hints[name]
+    _check_default(hints[name], parameter.default, f"{owner}: the default of {name!r}")
+    return (hints[name], parameter.default)
+
+
+def _check_default(annotation: Any, default: object, subject: str) -> None:
+    """Refuses a default that would be stored and could not be read back, such as `text: str = None`."""
+    if isinstance(default, FieldInfo):
+        return
+    try:
+        TypeAdapter(annotation).validate_python(default)
+    except ValidationError:
+        raise BadDefinition(f"{subject} does not fit its annotation", "change one of them") from None
+    except PydanticUserError:
+        return  # a type without a schema is refused with the other parameters
+
+
+def _refuse_generator(function: Callable[..., Any], owner: str) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise BadDefinition(f"{owner} is a generator, whose body a call does not run", "return the result instead")
+
+
+def _replay(value: str, owner: str) -> Replay:
+    try:
+        return Replay(value)
+    except ValueError:
+        raise BadDefinition(f"{owner}: replay={value!r} is unknown", f"use one of {', '.join(Replay)}") from None
+
+
+def _at_least(option: str, value: object, least: int, owner: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadDefinition(f"{owner}: {option}={value!r} is not possible", f"give a whole number from {least}")
+    return value
+
+
+def _problems(error: ValidationError, schema: Mapping[str, Any]) -> str:
+    details = error.errors(include_url=False, include_context=False)
+    lines = [_problem(dict(detail), schema) for detail in details[:MAX_PROBLEMS]]
+    if len(details) > MAX_PROBLEMS:
+        lines.append(f"and {len(details) - MAX_PROBLEMS} more problems")
+    return "\n".join(lines)
+
+
+def _problem(detail: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    path = ".".join(str(part) for part in detail["loc"]) or "arguments"
+    match detail["type"]:
+        case "missing":
+            text = "is required"
+        case "extra_forbidden" if len(detail["loc"]) == 1:
+            text = f"is no argument; there are: {', '.join(schema.get('properties', {})) or 'none'}"
+        case _:
+            text = f"{_shortened(detail['msg'])} (got {_shortened(repr(detail['input']))})"
+    return f"{_shortened(path)}: {_one_line(text)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(clean_text(text).split())
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."

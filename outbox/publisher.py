@@ -1,0 +1,62 @@
+"""Turns hint rows into Celery messages on a pool's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from shared.bus.bell import connect
+from shared.bus.celery_app import celery_app
+from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK, HANDS_TASK, write_hints
+from shared.store.database import Row
+
+BROKER_AWAY = (OperationalError, redis.RedisError, ConnectionError, TimeoutError)
+"""Errors that say nothing about the row: the broker did not take the message, or did not say that it had."""
+
+HINTS_A_MESSAGE = 16
+
+
+class Publisher:
+    """One connection to the broker, for one relay."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._app: Celery = celery_app("relay", redis_url=redis_url, queue=BRAIN_QUEUE, pool="solo")
+        self._redis = connect(redis_url, timeout=3.0)
+        self._producer: Any = None
+
+    def waiting(self, queue: str) -> int:
+        """Messages that wait in a queue and that no worker has taken."""
+        return int(self._redis.llen(queue))
+
+    def publish(self, queue: str, hints: Sequence[Row]) -> None:
+        """Send rows (task_id, session_id, requires_name) as one message. Raises one of BROKER_AWAY."""
+        try:
+            if self._producer is None:
+                self._producer = self._app.amqp.Producer(self._app.connection_for_write())
+            self._app.send_task(
+                BRAIN_TASK if queue.startswith("brain.") else HANDS_TASK,
+                kwargs=write_hints([(hint["task_id"], hint["session_id"]) for hint in hints]),
+                kwargsrepr=readable(hints),
+                queue=queue,
+                producer=self._producer,
+                retry=False,
+                ignore_result=True,
+            )
+        except BROKER_AWAY:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._producer is not None:
+            producer, self._producer = self._producer, None
+            producer.connection.collapse() if hasattr(producer.connection, "collapse") else producer.close()
+
+
+def readable(hints: Sequence[Row]) -> str:
+    """What Flower and logs show of a message: agent or tool, and session."""
+    first = f"{hints[0]['requires_name'].partition(':')[2]} session={hints[0]['session_id']}"
+    return first if len(hints) == 1 else f"{first} and {len(hints) - 1} more"

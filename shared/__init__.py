@@ -1,0 +1,1 @@
+"""What brain, hands and outbox agree on; imports none of them."""

@@ -1,0 +1,100 @@
+"""The bells: tiny Redis signals that wake the relay or an observer sooner than its poll. They carry no facts.
+
+The relay's bell is a list of at most one element that it takes with BLPOP, so a ring before it listens is not missed.
+Observers of a session subscribe to a channel and poll behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from shared.bus.topics import RELAY_BELL, session_topic
+from shared.model.ids import SessionId
+
+log = logging.getLogger(__name__)
+
+REST_SECONDS = 2.0
+"""After a ring that failed none is tried for so long: a broker that is away must not slow commits."""
+
+
+def connect(url: str, *, timeout: float) -> redis.Redis:
+    """A Redis client whose every call ends within about `timeout` seconds; nothing is sent before the first use."""
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+class Bell:
+    """Rings after commits; silent while Redis does not answer."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = connect(url, timeout=0.3)
+        self._rest_until = 0.0
+
+    def ring(self, session_id: SessionId, *, hints: bool) -> None:
+        """Tell observers of the session, and the relay if there are new hints; a broker that is away is no error."""
+        if time.monotonic() < self._rest_until:
+            return
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                if hints:
+                    pipeline.lpush(RELAY_BELL, 1)
+                    pipeline.ltrim(RELAY_BELL, 0, 0)
+                pipeline.publish(session_topic(session_id), 1)
+                pipeline.execute()
+        except redis.RedisError as error:
+            self._rest_until = time.monotonic() + REST_SECONDS
+            log.info("bell_silent error=%s", type(error).__name__)
+
+
+class RelayBell:
+    """The relay's end: waits for a ring, or for the poll's time."""
+
+    def __init__(self, url: str) -> None:
+        self._redis = connect(url, timeout=3.0)
+
+    def wait(self, seconds: float, stopping: threading.Event) -> bool:
+        """True if it rang within `seconds`; while Redis is away it just waits."""
+        try:
+            return self._redis.blpop([RELAY_BELL], timeout=seconds) is not None
+        except redis.RedisError:
+            stopping.wait(seconds)
+            return False
+
+
+class SessionBell:
+    """An observer's end, for one session."""
+
+    def __init__(self, url: str, session_id: SessionId) -> None:
+        client: Any = connect(url, timeout=3.0)
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._topic = session_topic(session_id)
+        self._listening = False
+
+    def wait(self, seconds: float) -> bool:
+        """True if something was committed within `seconds`; while Redis is away it just waits."""
+        try:
+            if not self._listening:
+                self._pubsub.subscribe(self._topic)
+                self._listening = True
+                return True
+            return self._pubsub.get_message(timeout=seconds) is not None
+        except redis.RedisError:
+            self._listening = False
+            self._pubsub.reset()
+            time.sleep(seconds)
+            return False
+
+    def close(self) -> None:
+        self._pubsub.close()

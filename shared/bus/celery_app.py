@@ -1,0 +1,53 @@
+"""The Celery app of a fleet: JSON hints on named direct queues, acknowledged late, never retried by Celery.
+
+A crash costs the hint and nothing else: its row is still in the outbox. So there is no result backend, no ETA, no
+requeue and no time limit; the lease's timer ends work that must end.
+"""
+
+from __future__ import annotations
+
+from celery import Celery
+from kombu import Queue
+
+
+def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
+    """A Celery app that reads `queue`, with worker pool `pool` (prefork or threads) unless the command line differs."""
+    app = Celery(name, broker=redis_url, set_as_current=False)
+    app.conf.update(
+        broker_transport_options={
+            "visibility_timeout": 900,
+            "unacked_restore_interval": 5,
+            "unacked_restore_throttle": 2,
+            "socket_timeout": 10,
+            "socket_connect_timeout": 3,
+            "socket_keepalive": True,
+            "health_check_interval": 15,
+            "max_retries": 2,
+            "interval_start": 0,
+            "interval_step": 0.2,
+            "interval_max": 0.5,
+        },
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        result_backend=None,
+        accept_content=["json"],
+        task_serializer="json",
+        task_acks_late=True,
+        task_acks_on_failure_or_timeout=True,
+        task_reject_on_worker_lost=False,
+        task_ignore_result=True,
+        task_queues=[Queue(queue)],
+        task_default_queue=queue,
+        task_create_missing_queues=True,
+        worker_pool=pool,
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_proc_alive_timeout=60,
+        worker_max_tasks_per_child=None,
+        worker_send_task_events=True,
+        worker_eta_task_limit=100,
+        worker_hijack_root_logger=False,
+        enable_utc=True,
+        timezone="UTC",
+    )
+    return app

@@ -1,0 +1,47 @@
+"""The command `brainhands`: its commands, and how an error is told: one line, and one with what to do."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from shared.cli.doctor import doctor
+from shared.cli.parts import brain, flower, hands, migrate, relay
+from shared.cli.show import sessions, show
+from shared.cli.submit import submit, watch
+from shared.cli.up import up
+from shared.errors import BrainhandsError, ServerUnavailable
+from shared.store.database import TRANSIENT
+
+commands = typer.Typer(
+    name="brainhands",
+    help="A durable agent runtime: Brain workers think, Hands workers act, every step between them is a committed row.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (up, brain, hands, relay, flower, migrate, submit, watch, sessions, show, doctor):
+    commands.command()(command)
+
+
+def app() -> None:
+    """Run the command line and exit: 0 done, 1 a failed outcome or a finding, 2 bad input, 3 a server or the schema."""
+    try:
+        commands()
+    except BrainhandsError as error:
+        _fail(error)
+    except TRANSIENT as error:
+        _fail(ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs"))
+
+
+def _fail(error: BrainhandsError) -> None:
+    for line in (f"error: {error}", error.next_step):
+        if line:
+            print(" ".join(line.split()), file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,90 @@
+"""Giving input to an agent, and following a session live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.cli.timeline import console, lines, span
+from shared.client import Client
+from shared.model import wire
+from shared.model.event import Event
+from shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
+from shared.model.task import Outcome
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def submit(
+    agent: Annotated[str, typer.Argument(help="The agent's name.")],
+    text: Annotated[str, typer.Argument(help="The input.")],
+    session: Annotated[str | None, typer.Option(help="The session to go on with; else a new one.")] = None,
+    request_id: Annotated[str | None, typer.Option(help="The same id and input is accepted once.")] = None,
+    mode: Annotated[str, typer.Option(help="When input for a busy session joins it.")] = Mode.FOLLOW_UP,
+    follow: Annotated[bool, typer.Option("--follow", help="Show what happens until it is done.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Give an agent input, durably; returns once it is accepted, or with --follow once it is done."""
+    with open_client() as client:
+        before = client.session(session).session.last_seq if session is not None else 0
+        receipt = client.submit(agent=agent, input=text, request_id=request_id, session=session, mode=mode)
+        if not follow:
+            _print_receipt(receipt, json)
+            return
+        _print_events(_until_done(client, receipt, before), json)
+        done = client.submission(receipt.submission_id)
+    _print_submission(done, json)
+    if done.outcome is not Outcome.SUCCEEDED:
+        raise typer.Exit(1)
+
+
+def watch(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    after: Annotated[int, typer.Option(min=0, help="Show events after this seq.")] = 0,
+    json: AsJson = False,
+) -> None:
+    """Show a session's events, then each new one as it is committed, until Ctrl-C."""
+    with open_client() as client:
+        _print_events(client.watch(session, after), json)
+
+
+def _until_done(client: Client, receipt: Receipt, after: int) -> Iterator[Event]:
+    """The session's events after a seq, up to the end of the submission."""
+    if receipt.status is SubmissionStatus.DONE:
+        return
+    for event in client.watch(receipt.session_id, after):
+        yield event
+        if event.type == "submission_done" and wire.payload(event)["submission"] == str(receipt.submission_id):
+            return
+
+
+def _print_events(events: Iterator[Event], json: bool) -> None:
+    if json:
+        for event in events:
+            print_json(wire.event(event))
+        return
+    out = console()
+    for line in lines(events, out.width):
+        out.print(line)
+
+
+def _print_receipt(receipt: Receipt, json: bool) -> None:
+    if json:
+        print_json(wire.receipt(receipt))
+        return
+    print(f"{receipt.status}  submission {receipt.submission_id}\nsession   {receipt.session_id}")
+    print(f"follow it with `brainhands watch {receipt.session_id}`")
+
+
+def _print_submission(done: Submission, json: bool) -> None:
+    if json:
+        print_json(wire.submission(done))
+        return
+    assert done.done_at is not None
+    print(f"\n{done.outcome} in {span(done.done_at - done.created_at)}, session {done.session_id}")
+    told = done.error if done.error is not None else done.output
+    if told is not None:
+        print(told)

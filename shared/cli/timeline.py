@@ -1,0 +1,109 @@
+"""A session's events for people: one line each, with when, how long it took, what it is, and its causes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from shared.model import wire
+from shared.model.event import Event
+from shared.model.json import Json
+
+WIDTH = 100
+"""Columns where the output is no terminal."""
+
+STYLES = {
+    "tool_call_success": "green",
+    "tool_call_error": "red",
+    "tool_call_interrupted": "yellow",
+    "model_error": "red",
+    "model_interrupted": "yellow",
+    "task_recovered": "yellow",
+    "task_failed": "red",
+    "task_blocked": "yellow",
+    "submission_done": "bold",
+}
+
+
+def console() -> Console:
+    """Standard output; what is printed is never taken for markup."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    return Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
+    """A line for each event as it comes: seq, time since the first one, time since its latest cause, and the rest."""
+    times: dict[int, datetime] = {}
+    for event in events:
+        times[event.seq] = event.at
+        since = event.at - times[min(times)]
+        cause = max((seq for seq in event.causes if seq in times), default=None)
+        took = "" if cause is None else span(event.at - times[cause])
+        head = f"{event.seq:>5} {'+' + span(since):>10} {took:>8}  "
+        causes = f"  <- {','.join(map(str, event.causes))}" if event.causes else ""
+        room = max(10, width - len(head) - 23 - len(causes))
+        line = Text(head, style="dim")
+        line.append(f"{event.type:<22} ", style=STYLES.get(event.type, ""))
+        line.append(one_line(summary(event.type, wire.payload(event)), room))
+        line.append(causes, style="dim")
+        yield line
+
+
+def summary(type: str, payload: dict[str, Any]) -> str:
+    """What an event says, in a few words."""
+    match type:
+        case "user_message":
+            return str(payload["text"])
+        case "session_created" | "system_prompt_set":
+            return str(payload["agent"])
+        case "model_request":
+            return f"{payload['model']}, context up to {payload['cutoff']}"
+        case "model_output":
+            called = [call["name"] for call in payload["calls"]]
+            said = payload["refusal"] or payload["text"]
+            return " ".join(filter(None, (said, f"calls {', '.join(called)}" if called else "")))
+        case "model_interrupted":
+            return f"{payload['reason']}: {payload['text']}"
+        case "tool_call_start":
+            return f"{payload['tool']} {_compact(payload['arguments'])}"
+        case "tool_call_success":
+            found = "" if payload["source"] == "run" else f" (by {payload['source']})"
+            return f"{payload['tool']}{found} = {_compact(payload['result'])}"
+        case "tool_call_error" | "tool_call_interrupted":
+            return f"{payload['tool']}: {payload['error']}"
+        case "submission_done":
+            return f"{payload['outcome']}: {payload['error'] or _compact(payload['output'])}"
+        case _:
+            told = ("kind", "phase", "next_phase", "reason", "error", "retry_seconds")
+            return " ".join(str(payload[name]) for name in told if payload.get(name) is not None)
+
+
+def one_line(text: str, room: int) -> str:
+    """Text as it can be shown in one line of `room` characters: nothing in it reaches the terminal as a command."""
+    shown = "".join(character if character.isprintable() else " " for character in text)
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= room else shown[: room - 1] + "…"
+
+
+def span(time: timedelta) -> str:
+    """A length of time: `0.123s`, `12.3s`, `4m05s`, `3h20m`, `2d04h`."""
+    seconds = time.total_seconds()
+    if seconds < 10:
+        return f"{seconds:.3f}s"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def _compact(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,235 @@
+"""`up`: everything on this machine, in one terminal, until Ctrl-C.
+
+Each part is a child in a session of its own, so that Ctrl-C reaches only `up`, which then stops them in order: SIGTERM,
+a grace in which they finish their present step, SIGKILL for what is left, and the servers last. A part that dies is
+started again. Where `up` itself dies without a word, a guard beside each part (a shell waiting for the end of a pipe)
+ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import IO, Annotated
+
+import psutil
+import typer
+from sqlalchemy.engine import make_url
+
+from shared.cli.parts import (
+    FLOWER_PORT,
+    FLOWER_USER,
+    Agents,
+    Part,
+    Tools,
+    brain_part,
+    flower_part,
+    flower_password_file,
+    hands_part,
+    relay_part,
+    require_modules,
+)
+from shared.errors import ServerUnavailable
+from shared.runtime.servers import GUARD, start_servers
+from shared.runtime.settings import Addresses, settings, sqlalchemy_url
+from shared.store import migrate, workers
+from shared.store.database import TRANSIENT, Database
+
+GRACE_SECONDS = 30
+"""How long parts may take to stop; Hands and Brain finish the step they are in."""
+
+LOOK_SECONDS = 0.1
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+STEADY_SECONDS = 60
+"""A part that has run for so long is started again as if it had never died."""
+
+COLOURS = {"brain": "magenta", "hands": "green", "relay": "blue", "flower": "yellow", "up": "cyan"}
+
+
+def up(
+    agents: Agents,
+    tools: Tools,
+    brain_concurrency: Annotated[int | None, typer.Option(min=1, help="Model calls at a time.")] = None,
+    hands_concurrency: Annotated[int | None, typer.Option(min=1, help="Tool calls at a time.")] = None,
+    flower: Annotated[bool, typer.Option(help="Run Flower too.")] = True,
+    flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens.")] = FLOWER_PORT,
+) -> None:
+    """Run everything: servers (unless DATABASE_URL and REDIS_URL are set), relay, Brain, Hands, Flower."""
+    require_modules("agents", agents)
+    require_modules("tools", tools)
+    current = settings()
+    stop = _Stop()
+    with start_servers(
+        current.home, current.servers, database_url=current.database_url, redis_url=current.redis_url
+    ) as servers:
+        found = Addresses(database_url=sqlalchemy_url(servers.database_url), redis_url=servers.redis_url)
+        migrate.upgrade(found.database_url)
+        parts = [
+            relay_part(found),
+            brain_part(found, agents, brain_concurrency, number=os.getpid()),
+            hands_part(found, tools, hands_concurrency, number=os.getpid()),
+        ]
+        if flower:
+            parts.append(flower_part(found, flower_port))
+        _run(parts, found, flower_port if flower else None, stop)
+
+
+class _Stop:
+    """Ctrl-C or SIGTERM: the first asks for a stop, another one for a stop without grace."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked += 1
+
+
+def _run(parts: Sequence[Part], found: Addresses, flower_port: int | None, stop: _Stop) -> None:
+    database = Database(found.database_url, size=1)
+    running = [_Running(part) for part in parts]
+    ready = False
+    try:
+        while not stop.asked:
+            for part in running:
+                part.keep()
+            if not ready and _registered(database, {part.pid for part in running}):
+                ready = True
+                _say("up", _ready_line(found, flower_port))
+            time.sleep(LOOK_SECONDS)
+        _say("up", "stopping")
+    finally:
+        _stop_all(running, hurry=lambda: stop.asked > 1)
+        database.close()
+
+
+class _Running:
+    """A part that is kept running."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._pause = FIRST_PAUSE_SECONDS
+        self._start_at: float | None = None
+        self._left: list[psutil.Process] = []
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def keep(self) -> None:
+        """Notices that the part died, and starts it again after a pause that grows while it keeps dying."""
+        if self._start_at is not None:
+            if time.monotonic() >= self._start_at:
+                self._start()
+        elif self._process.poll() is not None:
+            # Identified now: later its session's number may be another's. Their tasks may still end well.
+            self._left += _session(self.pid)
+            if time.monotonic() - self._started_at > STEADY_SECONDS:
+                self._pause = FIRST_PAUSE_SECONDS
+            _say("up", f"{self._part.name} {_ending(self._process.returncode)}, next try in {self._pause:.0f} s")
+            self._start_at = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+            self._guard.kill()
+            self._guard.wait()
+
+    def ask_to_stop(self) -> None:
+        self._left += _session(self.pid)
+        if self._start_at is None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Kills what is left of the part, and whatever it started."""
+        if not self.has_ended():
+            self._left += _session(self.pid)
+        for process in self._left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        psutil.wait_procs(self._left, timeout=GRACE_SECONDS)
+        self._guard.kill()
+        self._guard.wait()
+        self._log.join(GRACE_SECONDS)
+
+    def _start(self) -> None:
+        self._start_at = None
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            self._part.command,
+            env=dict(self._part.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        # Without servers nothing can be finished, so the part is not asked to finish anything: SIGQUIT.
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "QUIT", str(self.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        self._log = threading.Thread(target=_copy, args=(self._part.name, self._process.stdout), daemon=True)
+        self._log.start()
+
+
+def _stop_all(running: Sequence[_Running], *, hurry: Callable[[], bool]) -> None:
+    for part in running:
+        part.ask_to_stop()
+    end = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < end and not hurry() and not all(part.has_ended() for part in running):
+        time.sleep(LOOK_SECONDS)
+    for part in running:
+        part.end()
+
+
+def _session(number: int) -> list[psutil.Process]:
+    """The living processes of a session; a process group would miss those that lead their own."""
+    members = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError, psutil.NoSuchProcess):
+            if os.getsid(pid) == number:
+                members.append(psutil.Process(pid))
+    return members
+
+
+def _registered(database: Database, pids: set[int]) -> bool:
+    """Whether a relay, a Brain and a Hands worker of these processes are on the register."""
+    try:
+        rows = workers.live(database)
+    except (*TRANSIENT, ServerUnavailable):
+        return False
+    return {"relay", "brain", "hands"} <= {row["role"] for row in rows if {row["pid"], row["parent_pid"]} & pids}
+
+
+def _ready_line(found: Addresses, flower_port: int | None) -> str:
+    database, broker = (make_url(url) for url in (found.database_url, found.redis_url))
+    shown = [f"Postgres {database.host}:{database.port}", f"Redis {broker.host}:{broker.port}"]
+    if flower_port is not None:
+        shown.append(
+            f"Flower http://127.0.0.1:{flower_port} (user {FLOWER_USER}, password in {flower_password_file()})"
+        )
+    return f"ready: {', '.join(shown)}"
+
+
+def _copy(name: str, output: IO[bytes]) -> None:
+    for line in output:
+        _say(name, line.decode(errors="replace").rstrip("\n"))
+
+
+def _say(name: str, line: str) -> None:
+    """One line of the merged log; colours only where a terminal shows them."""
+    typer.echo(f"{typer.style(f'{name:<6} |', fg=COLOURS[name])} {line}")
+
+
+def _ending(status: int) -> str:
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"

@@ -1,0 +1,268 @@
+"""The Python door: submit input to an agent, wait for the answer, and watch a session.
+
+    client = Client()
+    receipt = client.submit(agent="notices", input="Tell them we open at nine.", request_id="notice-7")
+    print(client.wait(receipt.submission_id).output)
+
+Submitting returns at once; waiting and watching only observe, from any process and as often as one likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+import psycopg
+import sqlalchemy
+from sqlalchemy import text
+
+from shared.bus.bell import Bell, SessionBell
+from shared.engine import acceptance
+from shared.engine.ledger import Ledger
+from shared.errors import (
+    BadInput,
+    RequestInProgress,
+    ServerUnavailable,
+    UnfitConnection,
+    UnknownSession,
+    UnknownSubmission,
+)
+from shared.model.event import Event
+from shared.model.ids import (
+    SessionId,
+    SubmissionId,
+    new_conversation_id,
+    new_session_id,
+    new_submission_id,
+    new_uuid,
+)
+from shared.model.json import clean_text, digest
+from shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
+from shared.runtime.settings import addresses
+from shared.store import reads
+from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
+
+CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
+
+Read = TypeVar("Read")
+
+INPUT_LIMIT = 1_000_000
+"""Characters of one input."""
+
+NAME_LIMIT = 500
+"""Characters of a request_id or an agent's name."""
+
+POLL_SECONDS = 0.5
+"""How often an observer looks when no bell wakes it sooner."""
+
+WHERE = Statement(
+    text(
+        "SELECT current_setting('transaction_isolation') AS isolation, current_setting('lock_timeout') AS patience,"
+        " current_database() AS name, pg_postmaster_start_time() AS started"
+    )
+)
+BE_PATIENT = Statement(text("SELECT set_config('lock_timeout', :patience, true)"))
+
+
+class Client:
+    """Submits and observes, for one tenant.
+
+    Addresses that are not given are DATABASE_URL and REDIS_URL, or those of the embedded servers.
+    """
+
+    def __init__(self, database_url: str | None = None, redis_url: str | None = None, tenant: str = "default") -> None:
+        if database_url is None or redis_url is None:
+            found = addresses()
+            database_url, redis_url = database_url or found.database_url, redis_url or found.redis_url
+        self.tenant = _name(tenant, "tenant")
+        self._redis_url = redis_url
+        self._database = Database(database_url)
+        self._ledger = Ledger(self._database, Bell(redis_url))
+
+    def submit(
+        self,
+        *,
+        agent: str,
+        input: str,
+        request_id: str | None = None,
+        session: SessionId | UUID | str | None = None,
+        mode: Mode | str = Mode.FOLLOW_UP,
+        connection: CallerConnection | None = None,
+    ) -> Receipt:
+        """Accept an input durably and return its receipt; it starts a new session unless one is named.
+
+        The same request_id with the same input gets the first receipt again. With `connection` (psycopg or SQLAlchemy,
+        READ COMMITTED, on this database) the submission is part of the caller's transaction and starts with its commit.
+        Raises BadInput and its kinds (RequestConflict, UnknownSession, UnfitConnection), and RequestInProgress.
+        """
+        session_id = None if session is None else SessionId(_uuid(session, "session"))
+        submission = self._submission(agent, input, request_id, session_id, mode)
+        if connection is not None:
+            with self._caller(connection) as transaction:
+                try:
+                    return acceptance.accept_within(transaction, submission, new=session_id is None)
+                except psycopg.errors.LockNotAvailable:
+                    raise RequestInProgress(submission.request_id) from None
+        if session_id is None:
+            return acceptance.accept_new(self._ledger, submission)
+        return acceptance.accept_into(self._ledger, submission)
+
+    def submission(self, id: SubmissionId | UUID | str) -> Submission:
+        """Where a submission stands. Raises UnknownSubmission."""
+        submission_id = SubmissionId(_uuid(id, "submission"))
+        found = reads.submission(self._database, self.tenant, submission_id)
+        if found is None:
+            raise UnknownSubmission(submission_id)
+        return found
+
+    def session(self, id: SessionId | UUID | str) -> reads.SessionView:
+        """The current view: conversations, tasks, submissions, newest documents, token use. Raises UnknownSession."""
+        session_id = SessionId(_uuid(id, "session"))
+        found = reads.session_view(self._database, self.tenant, session_id)
+        if found is None:
+            raise UnknownSession(session_id)
+        return found
+
+    def events(self, session: SessionId | UUID | str, after: int = 0) -> list[Event]:
+        """All committed events of a session after a seq, in order. Raises UnknownSession."""
+        session_id = self._known(session)
+        events: list[Event] = []
+        while page := reads.event_page(self._database, session_id, events[-1].seq if events else after):
+            events += page
+        return events
+
+    def watch(self, session: SessionId | UUID | str, after: int = 0) -> Iterator[Event]:
+        """Each committed event after a seq, once and in order, then live, for as long as the caller iterates."""
+        session_id = self._known(session)
+        bell = SessionBell(self._redis_url, session_id)
+        try:
+            while True:
+                page = _or_later(partial(reads.event_page, self._database, session_id, after)) or []
+                for event in page:
+                    after = event.seq
+                    yield event
+                if not page:
+                    bell.wait(POLL_SECONDS)
+        finally:
+            bell.close()
+
+    def wait(self, submission: SubmissionId | UUID | str, timeout: float | None = None) -> Submission:
+        """Block until a submission is done and return it. Raises TimeoutError after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        found = self.submission(submission)
+        bell = SessionBell(self._redis_url, found.session_id)
+        try:
+            while found.status is not SubmissionStatus.DONE:
+                left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
+                if left <= 0:
+                    raise TimeoutError(f"submission {found.id} is still {found.status}")
+                bell.wait(left)
+                found = _or_later(lambda: self.submission(submission)) or found
+            return found
+        finally:
+            bell.close()
+
+    def close(self) -> None:
+        """Give back the connections."""
+        self._database.close()
+
+    def _submission(
+        self, agent: str, input: str, request_id: str | None, session_id: SessionId | None, mode: Mode | str
+    ) -> Submission:
+        text = _input(input)
+        mode = _mode(mode)
+        return Submission(
+            id=new_submission_id(),
+            tenant=self.tenant,
+            request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            session_id=session_id or new_session_id(),
+            conversation_id=new_conversation_id(),
+            agent=_name(agent, "agent"),
+            mode=mode,
+            input=text,
+            input_digest=digest([agent, None if session_id is None else str(session_id), mode, text]),
+            status=SubmissionStatus.ACCEPTED,
+            created_at=datetime.now(UTC),
+        )
+
+    @contextmanager
+    def _caller(self, connection: CallerConnection) -> Iterator[Transaction]:
+        """The caller's transaction, in a savepoint of its own, so that a refusal does not spoil it."""
+        driver = _driver(connection)
+        transaction = Transaction(driver, begun=True)
+        (theirs,) = transaction.run(WHERE())
+        (ours,) = self._database.run(WHERE())
+        assert theirs.first is not None
+        assert ours.first is not None
+        if theirs.first["isolation"] != "read committed":
+            raise UnfitConnection(f"the connection's transaction is {theirs.first['isolation']}")
+        if any(theirs.first[name] != ours.first[name] for name in ("name", "started")):
+            raise UnfitConnection(f"the connection is to database {theirs.first['name']}, not to ours")
+        with driver.transaction():
+            transaction.run(BE_PATIENT(patience=ours.first["patience"]))
+            yield transaction
+            transaction.run(BE_PATIENT(patience=theirs.first["patience"]))
+
+    def _known(self, session: SessionId | UUID | str) -> SessionId:
+        session_id = SessionId(_uuid(session, "session"))
+        if reads.session(self._database, self.tenant, session_id) is None:
+            raise UnknownSession(session_id)
+        return session_id
+
+
+def _driver(connection: CallerConnection) -> Connection:
+    """The psycopg connection, with a transaction begun. Raises UnfitConnection for one in autocommit."""
+    if isinstance(connection, sqlalchemy.Connection):
+        connection.exec_driver_sql("SELECT 1")
+        driver: object = connection.connection.driver_connection
+    else:
+        driver = connection
+    if not isinstance(driver, psycopg.Connection):
+        raise UnfitConnection(f"a {type(driver).__name__} is no psycopg connection")
+    idle = driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+    if driver.autocommit and idle:
+        raise UnfitConnection("the connection is in autocommit, with no transaction that the submission could join")
+    if idle:
+        driver.execute("SELECT 1")
+    return driver
+
+
+def _or_later(read: Callable[[], Read]) -> Read | None:
+    """What is read, or None while Postgres is away."""
+    try:
+        return read()
+    except (*TRANSIENT, ServerUnavailable):
+        return None
+
+
+def _uuid(value: UUID | str, what: str) -> UUID:
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except ValueError:
+        raise BadInput(f"{value!r} is no {what} id", "ids look like 01890a5d-ac96-774b-bcce-b302099a8057") from None
+
+
+def _name(value: str, what: str) -> str:
+    if not value or len(value) > NAME_LIMIT or clean_text(value) != value:
+        raise BadInput(f"{what} must be 1 to {NAME_LIMIT} characters of clean text")
+    return value
+
+
+def _input(value: str) -> str:
+    if not value.strip():
+        raise BadInput("the input is empty")
+    if len(value) > INPUT_LIMIT:
+        raise BadInput(f"the input has {len(value):,} characters, more than {INPUT_LIMIT:,}")
+    return clean_text(value)
+
+
+def _mode(value: Mode | str) -> Mode:
+    try:
+        return Mode(value)
+    except ValueError:
+        raise BadInput(f"mode {value!r} is none of {', '.join(Mode)}") from None

@@ -1,0 +1,164 @@
+"""How an input is accepted: stored with its identity and its first work, or found to have been accepted before.
+
+A new session is stored whole. Input for a session that exists is admitted at once if its conversation is free, else
+it waits in the inbox. Inside a caller's transaction no session may be locked, so there the inbox entry comes with an
+intake task, which admits it in a commit of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+import psycopg
+
+from shared.engine.draft import NOBODY, Draft
+from shared.engine.ledger import Ledger
+from shared.errors import BadInput, RequestConflict, RequestInProgress, ServerUnavailable, StaleWrite, UnknownSession
+from shared.kernel import chain, intake
+from shared.model.commit import Commit, InboxEntry
+from shared.model.event import LOG_FORMAT, SessionCreated
+from shared.model.ids import new_task_id
+from shared.model.session import Conversation, Session
+from shared.model.submission import Receipt, Submission
+from shared.store import commits, reads, rows
+from shared.store.database import TRANSIENT, Pause, Transaction
+from shared.store.view import CLOCK, View
+
+
+def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
+    """A new session with its first message, generation and hint, in one commit."""
+    pause = Pause(10.0)
+    while True:
+        try:
+            with ledger.database.transaction() as transaction:
+                commit = commits.create(transaction, lambda now: _new_session(submission, now))
+            ledger.ring(commit)
+            return receipt(submission)
+        except StaleWrite:
+            return _earlier(ledger, submission)
+        except psycopg.errors.LockNotAvailable:
+            raise RequestInProgress(submission.request_id) from None
+        except TRANSIENT as error:
+            if not pause.again():
+                raise ServerUnavailable("Postgres", type(error).__name__, "ask again with this request_id") from error
+
+
+def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
+    """Input for a session that exists."""
+    with ledger.database.transaction() as transaction:
+        submission, earlier = _look_up(transaction, submission)
+    if earlier is not None:
+        return receipt(earlier)
+
+    def fill(view: View) -> Commit:
+        draft = Draft(view, NOBODY)
+        draft.accept(submission)
+        conversation, waiting, active = view.conversation(submission.conversation_id)
+        if active or waiting is not None:
+            draft.queue(submission)
+        else:
+            draft.admit(conversation, submission.id, submission.input)
+        return draft.freeze()
+
+    try:
+        ledger.apply(submission.session_id, [], fill)
+    except StaleWrite:
+        return _earlier(ledger, submission)
+    return receipt(submission)
+
+
+def accept_within(transaction: Transaction, submission: Submission, *, new: bool) -> Receipt:
+    """As part of a caller's transaction, which must be READ COMMITTED; its commit starts the work."""
+    if new:
+        earlier = find(transaction, submission)
+        if earlier is None:
+            commits.create(transaction, lambda now: _new_session(submission, now))
+        return receipt(earlier or submission)
+    submission, earlier = _look_up(transaction, submission)
+    if earlier is not None:
+        return receipt(earlier)
+    (conversation,) = transaction.run(reads.CONVERSATION(conversation_id=submission.conversation_id))
+    assert conversation.first is not None
+    (clock,) = transaction.run(CLOCK())
+    assert clock.first is not None
+    task = intake.intake_task(
+        new_task_id(),
+        submission.session_id,
+        submission.conversation_id,
+        submission_id=submission.id,
+        requires=intake.agent_requirement(rows.conversation(conversation.first)),
+        now=clock.first["now"],
+    )
+    commits.queue(transaction, InboxEntry(submission=submission, text=submission.input), task)
+    return receipt(submission)
+
+
+def find(transaction: Transaction, submission: Submission) -> Submission | None:
+    """What an earlier call with this request_id stored. Raises RequestConflict if it had another input."""
+    (result,) = transaction.run(
+        reads.SUBMISSION_BY_REQUEST(digest=commits.request_digest(submission.tenant, submission.request_id))
+    )
+    if result.first is None:
+        return None
+    found = rows.submission(result.first)
+    if found.input_digest != submission.input_digest:
+        raise RequestConflict(submission.request_id)
+    return found
+
+
+def receipt(submission: Submission) -> Receipt:
+    return Receipt(
+        submission_id=submission.id,
+        session_id=submission.session_id,
+        request_id=submission.request_id,
+        status=submission.status,
+    )
+
+
+def _earlier(ledger: Ledger, submission: Submission) -> Receipt:
+    with ledger.database.transaction() as transaction:
+        found = find(transaction, submission)
+    if found is None:
+        raise RequestInProgress(submission.request_id)
+    return receipt(found)
+
+
+def _look_up(transaction: Transaction, submission: Submission) -> tuple[Submission, Submission | None]:
+    """The submission set into its session's main conversation, and an earlier one of the same request_id."""
+    found, conversations = transaction.run(
+        reads.SESSION(session_id=submission.session_id, tenant=submission.tenant),
+        reads.SESSION_CONVERSATIONS(session_id=submission.session_id),
+    )
+    if found.first is None:
+        raise UnknownSession(submission.session_id)
+    main = next(rows.conversation(row) for row in conversations.rows if row["owner_id"] is None)
+    if main.agent != submission.agent:
+        raise BadInput(f"session {submission.session_id} belongs to agent {main.agent}, not {submission.agent}")
+    return replace(submission, conversation_id=main.id), find(transaction, submission)
+
+
+def _new_session(submission: Submission, now: datetime) -> Commit:
+    session = Session(
+        id=submission.session_id,
+        tenant=submission.tenant,
+        log_format=LOG_FORMAT,
+        last_seq=0,
+        last_hash=chain.GENESIS,
+        last_at=now,
+        created_at=now,
+    )
+    conversation = Conversation(
+        id=submission.conversation_id,
+        session_id=session.id,
+        owner_id=None,
+        agent=submission.agent,
+        agent_version=None,
+    )
+    draft = Draft(View(None, session, now, {}), NOBODY, new_session=True)
+    draft.save_conversation(conversation)
+    draft.accept(submission)
+    payload = SessionCreated(agent=submission.agent, tenant=submission.tenant)
+    draft.event(payload, causes=(), conversation_id=conversation.id)
+    draft.admit(conversation, submission.id, submission.input)
+    return draft.freeze()

@@ -1,0 +1,350 @@
+"""The draft of a commit: what a step, a submission or the sweep wants stored, filled under the session's lock.
+
+A draft keeps the session's invariants by itself: an ended task frees those that wait for it and lets its completing
+owner end, a wait with nothing left open is over at once, and a conversation left without a generation takes its next
+input.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from shared.engine.definition import Step
+from shared.kernel import chain, intake, moves
+from shared.model.commit import AttemptStep, Commit, InboxEntry, SubmissionEnd, TaskChange
+from shared.model.document import StoredDocument
+from shared.model.event import Event, Payload, SubmissionDone, TaskCreated, UserMessage
+from shared.model.ids import ConversationId, SubmissionId, TaskId, WorkerId, new_task_id
+from shared.model.json import Json, canonical, clean
+from shared.model.session import Conversation
+from shared.model.submission import Submission
+from shared.model.task import Attempt, Outcome, Requirement, Status, Task
+from shared.store.view import View
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Who writes: recorded in every event."""
+
+    worker_id: WorkerId | None = None
+    pool: str | None = None
+    environment: str | None = None
+
+
+NOBODY = Origin()
+
+
+class Draft:
+    """A write set in the making; `freeze` settles what follows from it and gives the commit."""
+
+    def __init__(self, view: View, origin: Origin, *, new_session: bool = False) -> None:
+        self.view = view
+        self.now = view.now
+        self.session = view.session
+        self._origin = origin
+        self._new_session = new_session
+        self._events: list[Event] = []
+        self._before: dict[TaskId, Task] = dict(view.tasks)
+        self._after: dict[TaskId, Task] = {}
+        self._new_tasks: dict[TaskId, Task] = {}
+        self._finishing: dict[TaskId, tuple[Outcome, Json, str | None]] = {}
+        self._waits: dict[TaskId, tuple[TaskId, ...]] = {}
+        self._waits_over: list[TaskId] = []
+        self._conversations: list[Conversation] = []
+        self._documents: dict[str, StoredDocument] = {}
+        self._attempts: list[Attempt] = []
+        self._attempt_steps: list[AttemptStep] = []
+        self._new_submissions: list[Submission] = []
+        self._submissions_started: list[SubmissionId] = []
+        self._submissions_ended: list[SubmissionEnd] = []
+        self._inbox: list[InboxEntry] = []
+        self._inbox_taken: list[SubmissionId] = []
+        self._hint_delays: dict[TaskId, float] = {}
+        self.handed_on: tuple[Task, Step] | None = None
+        """A new task that the worker of this step shall go on with at once, with the step of its first phase."""
+
+    def task(self, task_id: TaskId) -> Task:
+        """The task as this draft leaves it so far."""
+        return self._new_tasks.get(task_id) or self._after.get(task_id) or self._before[task_id]
+
+    def event(
+        self,
+        payload: Payload,
+        *,
+        causes: Iterable[int],
+        task: Task | None = None,
+        conversation_id: ConversationId | None = None,
+        tokens_in: int | None = None,
+        tokens_out: int | None = None,
+    ) -> int:
+        """Append a fact and return its seq; conversation and fence are the task's where it has them."""
+        self.session, event = chain.append(
+            self.session,
+            payload,
+            causes=causes,
+            now=self.now,
+            salt=os.urandom(16),
+            conversation_id=conversation_id or (task.conversation_id if task else None),
+            task=task,
+            worker_id=self._origin.worker_id,
+            pool=self._origin.pool,
+            environment=self._origin.environment,
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
+        )
+        self._events.append(event)
+        return event.seq
+
+    def add(self, task: Task) -> None:
+        """Make a task."""
+        self._new_tasks[task.id] = task
+
+    def hand_on(self, task: Task, first_step: Step) -> None:
+        """Make a task and let the worker of this step claim it in the same commit, unless it drains."""
+        self.add(task)
+        self.handed_on = (task, first_step)
+
+    def spawn(self, task: Task) -> Task:
+        """Make a task that the present one owns, with the event that says so as its cause."""
+        payload = TaskCreated(task=str(task.id), kind=task.kind, kind_version=task.version)
+        owner = self.task(task.owner_id) if task.owner_id else None
+        seq = self.event(payload, causes=[task.cause], task=owner, conversation_id=task.conversation_id)
+        spawned = replace(task, cause=seq)
+        self._new_tasks[task.id] = spawned
+        return spawned
+
+    def change(self, after: Task) -> None:
+        """Record a task as a move left it."""
+        if after.id in self._new_tasks:
+            self._new_tasks[after.id] = after
+        else:
+            self._after[after.id] = after
+
+    def claim(self, task: Task, *, worker_id: WorkerId, lease_seconds: float, phase_seconds: float) -> Task:
+        """Give the task to a worker, as a new attempt."""
+        claimed = moves.claim(
+            task, worker_id=worker_id, now=self.now, lease_seconds=lease_seconds, phase_seconds=phase_seconds
+        )
+        assert claimed.deadline is not None
+        self.change(claimed)
+        self._attempts.append(
+            Attempt(
+                task_id=task.id,
+                fence=claimed.fence,
+                worker_id=worker_id,
+                phase=task.phase,
+                started_at=self.now,
+                deadline=claimed.deadline,
+                progress="",
+                late_result=None,
+            )
+        )
+        return claimed
+
+    def record_step(self, owned: Task, *, progress: str | None, deadline: datetime | None) -> None:
+        """Note in the attempt of `owned` that it committed a step, which is how a repeated try finds itself done.
+
+        `deadline` is the next phase's, where the attempt goes on; None ends it.
+        """
+        self._attempt_steps.append(
+            AttemptStep(
+                task_id=owned.id,
+                fence=owned.fence,
+                step=owned.step + 1,
+                progress=progress,
+                deadline=deadline,
+                ended=deadline is None,
+            )
+        )
+
+    def finish(self, task: Task, outcome: Outcome, *, result: Json = None, error: str | None = None) -> None:
+        """Decide the task's outcome; it is done now, or completing until the work it owns has ended."""
+        self._finishing[task.id] = (outcome, result, error)
+
+    def is_finishing(self, task_id: TaskId) -> bool:
+        return task_id in self._finishing
+
+    def wait(self, waiter: Task, dependencies: Sequence[TaskId]) -> None:
+        """Let a waiting task wait for others of its session; what has ended already is not waited for."""
+        self._waits[waiter.id] = tuple(dict.fromkeys(dependencies))
+
+    def end_wait(self, waiter: Task) -> None:
+        """Nothing that the task waits for is open any more."""
+        self.change(moves.ready(waiter))
+        self._waits_over.append(waiter.id)
+
+    def delay_hint(self, task_id: TaskId, seconds: float) -> None:
+        self._hint_delays[task_id] = seconds
+
+    def require(self, task_id: TaskId, requirement: Requirement) -> Task:
+        """Raise what a task asks of the worker that goes on with it."""
+        task = replace(self.task(task_id), requires=requirement)
+        self.change(task)
+        return task
+
+    def pin_agent(self, conversation: Conversation, version: int) -> None:
+        """From now on only this version of the agent goes on with the conversation."""
+        self._conversations.append(replace(conversation, agent_version=version))
+
+    def save_conversation(self, conversation: Conversation) -> None:
+        self._conversations.append(conversation)
+
+    def document(self, name: str) -> StoredDocument | None:
+        """The document as it is at this point of the draft."""
+        return self._documents.get(name) or self.view.document(name)
+
+    def change_document(
+        self, name: str, kind: str, schema_version: int, change: Callable[[StoredDocument | None], Json]
+    ) -> None:
+        """Write a document's next version, computed from the one that stands under the lock."""
+        present = self.document(name)
+        self._documents[name] = StoredDocument(
+            session_id=self.session.id,
+            name=name,
+            version=1 if present is None else present.version + (name not in self._documents),
+            kind=kind,
+            schema_version=schema_version,
+            value=clean(change(present)),
+            seq=self.session.last_seq,
+        )
+
+    def accept(self, submission: Submission) -> None:
+        self._new_submissions.append(submission)
+
+    def queue(self, submission: Submission) -> None:
+        """Put the input of a submission into its conversation's inbox."""
+        self._inbox.append(InboxEntry(submission=submission, text=submission.input))
+
+    def start_submission(self, submission_id: SubmissionId) -> None:
+        self._submissions_started.append(submission_id)
+
+    def end_submission(
+        self,
+        submission_id: SubmissionId,
+        outcome: Outcome,
+        *,
+        causes: Iterable[int],
+        task: Task,
+        output: Json = None,
+        error: str | None = None,
+    ) -> None:
+        """End a submission with its answer, or with the reason why there is none."""
+        payload = SubmissionDone(submission=str(submission_id), outcome=outcome, output=output, error=error)
+        self.event(payload, causes=causes, task=task)
+        self._submissions_ended.append(
+            SubmissionEnd(
+                submission_id=submission_id,
+                outcome=outcome,
+                output_text=None if output is None else canonical(clean(output)),
+                error=error,
+            )
+        )
+
+    def admit(self, conversation: Conversation, submission_id: SubmissionId, text: str) -> Task:
+        """Let an input join its conversation, which is free: the user's message and the generation that answers it."""
+        seq = self.event(
+            UserMessage(text=text, submission=str(submission_id)), causes=(), conversation_id=conversation.id
+        )
+        task = intake.generation_task(
+            new_task_id(), conversation, submission_id=submission_id, cause=seq, round_number=1, now=self.now
+        )
+        self.add(task)
+        return task
+
+    def take_next_input(self, conversation_id: ConversationId) -> None:
+        """Admit the oldest input that waits for the conversation, unless a generation of it is open."""
+        if any(
+            task.kind == intake.GENERATION and task.conversation_id == conversation_id and task.is_open
+            for task in self._new_tasks.values()
+        ):
+            return
+        conversation, entry, active = self.view.conversation(conversation_id)
+        ended = any(
+            task.kind == intake.GENERATION and task.conversation_id == conversation_id and not task.is_open
+            for task in self._after.values()
+        )
+        if entry is None or (active and not ended):
+            return
+        self._inbox_taken.append(entry.submission_id)
+        self.admit(conversation, entry.submission_id, entry.text)
+
+    def freeze(self) -> Commit:
+        """Settle what follows from the draft and give the commit."""
+        self._settle_waits()
+        self._settle_ends()
+        return Commit(
+            at=self.now,
+            session=self.session,
+            new_session=self._new_session,
+            conversations=tuple(self._conversations),
+            events=tuple(self._events),
+            documents=tuple(self._documents.values()),
+            new_tasks=tuple(self._new_tasks.values()),
+            changes=tuple(
+                TaskChange(before=self._before[task_id], after=after)
+                for task_id, after in sorted(self._after.items())
+                if after is not self._before[task_id]
+            ),
+            waits=tuple((waiter, each) for waiter, dependencies in self._waits.items() for each in dependencies),
+            waits_over=tuple(self._waits_over),
+            attempts=tuple(self._attempts),
+            attempt_steps=tuple(self._attempt_steps),
+            new_submissions=tuple(self._new_submissions),
+            submissions_started=tuple(self._submissions_started),
+            submissions_ended=tuple(self._submissions_ended),
+            inbox=tuple(self._inbox),
+            inbox_taken=tuple(self._inbox_taken),
+            hint_delays=self._hint_delays,
+        )
+
+    def _settle_waits(self) -> None:
+        """A new wait on what has ended already, or on nothing, is over at once."""
+        for waiter_id, dependencies in list(self._waits.items()):
+            stored = [each for each in dependencies if each not in self._new_tasks]
+            still_open = self.view.open_among(stored) if stored else frozenset()
+            remaining = tuple(each for each in dependencies if each in self._new_tasks or each in still_open)
+            if remaining:
+                self._waits[waiter_id] = remaining
+            else:
+                del self._waits[waiter_id]
+                self.change(moves.ready(self.task(waiter_id)))
+
+    def _settle_ends(self) -> None:
+        """End what is finishing, then what waited for that, up the tree of owners."""
+        ended_generations: list[ConversationId] = []
+        while self._finishing:
+            finishing, self._finishing = self._finishing, {}
+            around = self.view.neighbours(list(finishing))
+            for task_id, (outcome, result, error) in finishing.items():
+                task = self.task(task_id)
+                if self._open_children(task_id, around.open_children.get(task_id, frozenset()), finishing):
+                    self.change(moves.complete(task, outcome=outcome, result=result, error=error))
+                    continue
+                self.change(moves.end(task, outcome=outcome, result=result, error=error))
+                if task.kind == intake.GENERATION and task.conversation_id is not None:
+                    ended_generations.append(task.conversation_id)
+            for waiter_id, waiter in around.waiters.items():
+                self._before.setdefault(waiter_id, waiter)
+                if self._still_open(around.open_dependencies.get(waiter_id, frozenset())):
+                    continue
+                if self.task(waiter_id).status is Status.WAITING:
+                    self.end_wait(self.task(waiter_id))
+            for owner_id, owner in around.completing_owners.items():
+                self._before.setdefault(owner_id, owner)
+                if not self._open_children(owner_id, around.open_children.get(owner_id, frozenset()), {}):
+                    assert owner.outcome is not None
+                    self._finishing[owner_id] = (owner.outcome, owner.result, owner.error)
+        for conversation_id in dict.fromkeys(ended_generations):
+            self.take_next_input(conversation_id)
+
+    def _open_children(
+        self, owner_id: TaskId, stored: frozenset[TaskId], finishing: dict[TaskId, tuple[Outcome, Json, str | None]]
+    ) -> bool:
+        made = any(task.owner_id == owner_id and task.is_open for task in self._new_tasks.values())
+        return made or bool(self._still_open(stored) - finishing.keys())
+
+    def _still_open(self, stored: frozenset[TaskId]) -> frozenset[TaskId]:
+        return frozenset(each for each in stored if each not in self._after or self._after[each].is_open)

@@ -1,0 +1,89 @@
+"""Ends that the engine itself writes: a lease that ran out, a task that keeps crashing, the end of a submission."""
+
+from __future__ import annotations
+
+from shared.engine.draft import Draft
+from shared.kernel import moves, recovery
+from shared.kernel.intake import GENERATION
+from shared.model.event import (
+    ModelInterrupted,
+    TaskFailed,
+    TaskRecovered,
+    ToolCallError,
+    ToolCallInterrupted,
+    ToolEvent,
+    Usage,
+)
+from shared.model.json import Json
+from shared.model.task import Outcome, Task
+
+RETRY_PAUSE_SECONDS = 1.0
+"""Wait before a task whose attempt crashed is hinted again, times its attempts."""
+
+
+def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> None:
+    """The claim of a running task is over without a commit: it runs again, or fails at the restart limit."""
+    if recovery.asked_the_model(task):
+        keep_partial_text(draft, task, reason)
+    if not recovery.may_run_again(task, restart_limit):
+        fail(draft, task, f"stopped after {task.phase_attempts} attempts in phase {task.phase}: {reason}")
+        return
+    payload = TaskRecovered(kind=task.kind, phase=task.phase, reason=reason, attempts=task.phase_attempts)
+    draft.event(payload, causes=_cause(task), task=task)
+    draft.change(moves.expire(task))
+    if task.phase_attempts > 1:
+        draft.delay_hint(task.id, RETRY_PAUSE_SECONDS * (task.phase_attempts - 1))
+
+
+def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
+    """What a model request showed before it was cut stays as a record; its tokens are an estimate."""
+    shown = next((each.progress for each in draft.view.attempts(task.id) if each.fence == task.fence), "")
+    usage = Usage(tokens_out=len(shown) // 4, estimated=True)
+    payload = ModelInterrupted(text=shown, reason=reason, usage=usage)
+    request = task.checkpoint.get("request_seq")
+    draft.event(payload, causes=[request] if request else _cause(task), task=task, tokens_out=usage.tokens_out)
+
+
+def fail(draft: Draft, task: Task, error: str) -> None:
+    """End a task that its own code cannot end, and close what it leaves open."""
+    seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=_cause(task), task=task)
+    if task.kind == GENERATION:
+        end_generation(draft, task, Outcome.FAILED, causes=[seq], error=error)
+        draft.finish(task, Outcome.FAILED, error=error)
+    elif recovery.effect_is_unknown(task):
+        shown = next((each.progress for each in draft.view.attempts(task.id) if each.fence == task.fence), "")
+        draft.event(ToolCallInterrupted(**call_fields(task), partial=shown, error=error), causes=[seq], task=task)
+        draft.finish(task, Outcome.INTERRUPTED, error=error)
+    elif recovery.is_call(task):
+        draft.event(ToolCallError(**call_fields(task), error=error), causes=[seq], task=task)
+        draft.finish(task, Outcome.FAILED, error=error)
+    else:
+        draft.finish(task, Outcome.FAILED, error=error)
+
+
+def end_generation(
+    draft: Draft,
+    task: Task,
+    outcome: Outcome,
+    *,
+    causes: list[int],
+    output: Json = None,
+    error: str | None = None,
+) -> None:
+    """The last generation for an input ends its submission."""
+    if task.submission_id is not None:
+        draft.end_submission(task.submission_id, outcome, causes=causes, task=task, output=output, error=error)
+
+
+def call_fields(task: Task) -> dict[str, Json]:
+    """What every event of a tool call or flow says of it; final arguments once its intent is stored."""
+    fields = {**task.input, **task.checkpoint.get("call", {})}
+    return {
+        **{name: fields.get(name) for name in ToolEvent.model_fields},
+        "tool": task.kind.partition(":")[2],
+        "version": task.version,
+    }
+
+
+def _cause(task: Task) -> list[int]:
+    return [task.cause] if task.cause else []

@@ -1,0 +1,146 @@
+"""The keeper: a thread in each worker process that renews leases and says that the process lives.
+
+It renews at a third of the lease, on a connection of its own, never past the deadline of a phase. In a process that
+must not act after its lease (Hands), it also arms a kernel timer: SIGALRM with its default action ends the process at
+the end of the lease, even while it holds the GIL, is cut off from Postgres, or was stopped and goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+from shared.errors import ServerUnavailable
+from shared.model.ids import TaskId
+from shared.model.worker import WorkerInfo
+from shared.store import attempts, workers
+from shared.store.database import TRANSIENT, Database
+
+log = logging.getLogger(__name__)
+
+SEEN_SECONDS = 4.0
+"""How often a process says that it lives."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A claim of this process; `until` is monotonic time, counted from before the claim was sent."""
+
+    fence: int
+    until: float
+    lost: bool = False
+
+
+class Keeper:
+    """Holds the claims of one process."""
+
+    def __init__(self, database_url: str, worker: WorkerInfo, *, lease_seconds: float, ends_process: bool) -> None:
+        step_seconds = max(0.5, min(4.0, lease_seconds / 4))
+        self._database = Database(database_url, size=1, step_seconds=step_seconds)
+        self._worker = worker
+        self._lease_seconds = lease_seconds
+        self._renew_below = lease_seconds * 2 / 3
+        self._ends_process = ends_process
+        self._held: dict[TaskId, Held] = {}
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._draining = False
+        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop renewing and take the process off the register."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        try:
+            self._database.run(workers.leave(self._worker.id))
+        except (*TRANSIENT, ServerUnavailable) as error:
+            log.info("leave_not_recorded error=%s", type(error).__name__)
+
+    @property
+    def draining(self) -> bool:
+        """True when the process shall take no new work and go no further than its present step."""
+        return self._draining
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def hold(self, task_id: TaskId, fence: int, *, until: float) -> None:
+        """Keep a claim alive; `until` is the monotonic time at which its lease ends."""
+        with self._lock:
+            self._held[task_id] = Held(fence, until)
+            self._arm()
+
+    def drop(self, task_id: TaskId, fence: int) -> None:
+        """The claim is over: given back, or lost, and its code has returned."""
+        with self._lock:
+            held = self._held.get(task_id)
+            if held is not None and held.fence == fence:
+                del self._held[task_id]
+            self._arm()
+
+    def lost(self, task_id: TaskId, fence: int) -> bool:
+        """True if the claim is known to be somebody else's, or its lease is over."""
+        with self._lock:
+            held = self._held.get(task_id)
+            return held is None or held.fence != fence or held.lost or time.monotonic() >= held.until
+
+    def seconds_left(self, task_id: TaskId, fence: int) -> float:
+        """Until the lease ends as it stands now; 0 for a claim that is not held."""
+        with self._lock:
+            held = self._held.get(task_id)
+            return 0.0 if held is None or held.fence != fence else held.until - time.monotonic()
+
+    def _arm(self) -> None:
+        if not self._ends_process:
+            return
+        ends = [held.until for held in self._held.values()]
+        seconds = max(0.001, min(ends) - time.monotonic()) if ends else 0.0
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _keep(self) -> None:
+        while not self._stopping:
+            try:
+                self._say_alive()
+                self._renew()
+            except (*TRANSIENT, ServerUnavailable) as error:
+                log.warning("keeper_cannot_reach_postgres error=%s", type(error).__name__)
+            self._wake.wait(min(SEEN_SECONDS, self._lease_seconds / 3))
+            self._wake.clear()
+
+    def _say_alive(self) -> None:
+        (result,) = self._database.run(workers.see(self._worker))
+        if result.first is not None and result.first["draining"]:
+            self._draining = True
+
+    def _renew(self) -> None:
+        with self._lock:
+            mine = {task_id: held.fence for task_id, held in self._held.items() if not held.lost}
+            due = [task_id for task_id in mine if self._held[task_id].until - time.monotonic() < self._renew_below]
+        if not mine:
+            return
+        sent_at = time.monotonic()
+        renewed, owned = self._database.run(
+            attempts.renew(due, [mine[task_id] for task_id in due], self._lease_seconds),
+            attempts.owned(list(mine), list(mine.values())),
+        )
+        still_owned = {(row["id"], row["fence"]) for row in owned.rows}
+        with self._lock:
+            for row in renewed.rows:
+                held = self._held.get(row["id"])
+                if held is not None and held.fence == row["fence"]:
+                    held.until = max(held.until, sent_at + float(row["seconds_left"]))
+            for task_id, fence in mine.items():
+                held = self._held.get(task_id)
+                if held is not None and held.fence == fence and (task_id, fence) not in still_owned:
+                    held.lost = True
+                    log.warning("lease_lost task=%s fence=%s", task_id, fence)
+            self._arm()

@@ -1,0 +1,57 @@
+"""A phase under way: the claimed task, and what its code may use while it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from shared.errors import ServerUnavailable
+from shared.model.task import Attempt, Task
+from shared.store import attempts
+from shared.store.database import TRANSIENT, Database
+
+log = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = 0.3
+"""Progress is written no more often than this."""
+
+
+class Run:
+    """What a phase works with. Progress may be lost and decides nothing."""
+
+    def __init__(self, task: Task, database: Database, soft_database: Database, stopped: Callable[[], bool]) -> None:
+        self.task = task
+        self.database = database
+        self._soft_database = soft_database
+        self._stopped = stopped
+        self._shown = ""
+        self._written_at = time.monotonic()
+
+    @property
+    def stopped(self) -> bool:
+        """True when the claim is lost: nothing that this run still does can be stored."""
+        return self._stopped()
+
+    @property
+    def shown(self) -> str | None:
+        """All progress so far; None if there was none."""
+        return self._shown or None
+
+    def progress(self, text: str) -> None:
+        """Show more output of this attempt."""
+        self._shown = (self._shown + text)[-attempts.PROGRESS_LIMIT :].replace("\x00", "\ufffd")
+        now = time.monotonic()
+        if now - self._written_at >= PROGRESS_SECONDS:
+            self._written_at = now
+            self._write()
+
+    def earlier_attempts(self) -> list[Attempt]:
+        """The claims of this task before the present one, oldest first."""
+        return [each for each in attempts.of_task(self.database, self.task.id) if each.fence < self.task.fence]
+
+    def _write(self) -> None:
+        try:
+            self._soft_database.run(attempts.write_progress(self.task.id, self.task.fence, self._shown))
+        except (*TRANSIENT, ServerUnavailable) as error:
+            log.info("progress_lost task=%s error=%s", self.task.id, type(error).__name__)

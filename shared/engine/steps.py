@@ -1,0 +1,65 @@
+"""How a phase's answer becomes a move of its task."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import assert_never
+
+from shared.engine.definition import Kind
+from shared.engine.draft import Draft
+from shared.kernel import moves
+from shared.model.json import Json, clean
+from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait
+
+
+def move(
+    draft: Draft,
+    owned: Task,
+    transition: Transition,
+    kind: Kind,
+    *,
+    progress: str | None,
+    lease_seconds: float,
+    goes_on: bool,
+) -> None:
+    """Carry out what the phase of an owned task returned. `goes_on` False gives a task back that could go on here."""
+    deadline = None
+    match transition:
+        case Next(phase=name):
+            phase = kind.phases[name]
+            if goes_on:
+                after = moves.go_on(
+                    owned,
+                    phase=name,
+                    checkpoint=_checkpoint(transition.checkpoint, owned),
+                    now=draft.now,
+                    phase_seconds=phase.seconds(owned),
+                    lease_seconds=phase.seconds(owned) if phase.whole_lease else lease_seconds,
+                )
+                deadline = after.deadline
+                draft.change(after)
+            else:
+                checkpoint = _checkpoint(transition.checkpoint, owned)
+                draft.change(moves.release(owned, phase=name, checkpoint=checkpoint, stepped=True))
+        case Sleep():
+            wake_at = transition.until or draft.now + timedelta(seconds=transition.seconds)
+            checkpoint = _checkpoint(transition.checkpoint, owned)
+            draft.change(moves.sleep(owned, phase=transition.phase, checkpoint=checkpoint, wake_at=wake_at))
+        case Wait():
+            checkpoint = _checkpoint(transition.checkpoint, owned)
+            waiting = moves.wait(owned, phase=transition.phase, checkpoint=checkpoint)
+            draft.change(waiting)
+            draft.wait(waiting, transition.tasks)
+        case Done():
+            draft.finish(owned, Outcome.SUCCEEDED, result=clean(transition.result))
+        case Fail():
+            draft.finish(owned, Outcome.FAILED, result=clean(transition.result), error=transition.error)
+        case Interrupt():
+            draft.finish(owned, Outcome.INTERRUPTED, error=transition.error)
+        case _:
+            assert_never(transition)
+    draft.record_step(owned, progress=progress, deadline=deadline)
+
+
+def _checkpoint(given: Json, owned: Task) -> Json:
+    return owned.checkpoint if given is None else clean(given)

@@ -1,0 +1,209 @@
+"""A worker process: takes hints, claims tasks, runs their phases and commits each step.
+
+    look (no lock) -> claim -> phase -> commit -> next phase -> ... -> given back, waiting, sleeping or done
+
+A first hint whose phase only decides is claimed by the commit of that phase. A task whose hint was published more than
+once is claimed in a commit of its own, so that an attempt which kills the process is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from shared.bus.bell import Bell
+from shared.engine import endings, steps
+from shared.engine.definition import Kind, Phase, Registry, Step
+from shared.engine.draft import Draft, Origin
+from shared.engine.keeper import Keeper
+from shared.engine.ledger import Ledger
+from shared.engine.run import Run
+from shared.errors import ServerUnavailable, StaleWrite, Unsettled
+from shared.model.commit import Commit, Guard
+from shared.model.ids import SessionId, TaskId
+from shared.model.json import Json
+from shared.model.task import Status, Task
+from shared.model.worker import WorkerInfo
+from shared.store import attempts, reads
+from shared.store.database import TRANSIENT, Database
+from shared.store.view import View
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One process of a fleet with what it runs; `ends_process` where nothing may act after its lease."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        registry: Registry,
+        *,
+        database_url: str,
+        redis_url: str,
+        lease_seconds: float,
+        restart_limit: int,
+        ends_process: bool,
+    ) -> None:
+        self.info = info
+        self._registry = registry
+        self._origin = Origin(worker_id=info.id, pool=info.pool, environment=info.environment)
+        self._lease_seconds = lease_seconds
+        self._restart_limit = restart_limit
+        step_seconds = max(0.5, min(5.0, lease_seconds / 3))
+        self.database = Database(database_url, size=info.slots + 1, step_seconds=step_seconds)
+        self._soft_database = Database(database_url, size=2, step_seconds=step_seconds, durable=False)
+        self._ledger = Ledger(self.database, Bell(redis_url))
+        self.keeper = Keeper(database_url, info, lease_seconds=lease_seconds, ends_process=ends_process)
+        self._busy: set[TaskId] = set()
+        self._busy_lock = threading.Lock()
+
+    def advance(self, hints: Iterable[tuple[TaskId, SessionId]]) -> None:
+        """Take each hinted task as far as this worker can; whatever fails is left to its lease and the sweep."""
+        for task_id, _ in hints:
+            if self.keeper.draining or not self._enter(task_id):
+                continue
+            try:
+                self._advance(task_id)
+            except (*TRANSIENT, ServerUnavailable, Unsettled) as error:
+                log.warning("advance_interrupted task=%s error=%s", task_id, type(error).__name__)
+            finally:
+                self._leave(task_id)
+
+    def _enter(self, task_id: TaskId) -> bool:
+        """A second hint for a task that this process is at does nothing."""
+        with self._busy_lock:
+            if task_id in self._busy:
+                return False
+            self._busy.add(task_id)
+            return True
+
+    def _leave(self, task_id: TaskId) -> None:
+        with self._busy_lock:
+            self._busy.discard(task_id)
+
+    def _advance(self, task_id: TaskId) -> None:
+        look = reads.look(self.database, task_id)
+        if look is None or look.task.status is not Status.PENDING or look.task.blocked is not None:
+            return
+        kind = self._registry.find(look.task)
+        if kind is None or look.task.phase not in kind.phases:
+            return
+        task = self._claim(look, kind)
+        try:
+            while task is not None:
+                task = self._step(task)
+        finally:
+            if task is not None:
+                self.keeper.drop(task.id, task.fence)
+
+    def _claim(self, look: reads.Look, kind: Kind) -> Task | None:
+        """The task as claimed, at the phase to run next; None if it was not to be had, or is done with already."""
+        phase = kind.phases[look.task.phase]
+        step = self._decide_early(look, phase)
+        sent_at = time.monotonic()
+
+        def fill(view: View) -> Commit | None:
+            task = view.tasks[look.task.id]
+            if (task.status, task.fence, task.blocked) != (Status.PENDING, look.task.fence, None):
+                return None
+            draft = Draft(view, self._origin)
+            claimed = self._own(draft, task, phase)
+            if step is not None:
+                self._move(draft, claimed, kind, step, progress=None)
+            return draft.freeze()
+
+        commit = self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
+        return None if commit is None else self._keep(commit, sent_at)
+
+    def _decide_early(self, look: reads.Look, phase: Phase) -> Step | None:
+        """On a first hint, a phase that only decides runs before the claim and shares its commit."""
+        if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
+            return None
+        try:
+            return phase.run(self._run(look.task))
+        except Exception:
+            log.exception("phase_failed task=%s kind=%s phase=%s", look.task.id, look.task.kind, look.task.phase)
+            return None
+
+    def _step(self, task: Task) -> Task | None:
+        """Run the present phase of an owned task and commit what it came to; the task to go on with, if any."""
+        kind = self._registry.find(task)
+        assert kind is not None, f"claimed {task.kind}@{task.version}, which this worker does not run"
+        run = self._run(task)
+        try:
+            step = kind.phases[task.phase].run(run)
+        except Exception as error:
+            log.exception("phase_failed task=%s kind=%s phase=%s", task.id, task.kind, task.phase)
+            reason = f"{type(error).__name__}: {error}"[:500]
+            return self._commit(task, lambda draft: endings.end_attempt(draft, task, reason, self._restart_limit), None)
+
+        def decide(draft: Draft) -> None:
+            self._move(draft, draft.task(task.id), kind, step, progress=run.shown)
+
+        return self._commit(task, decide, step.evidence)
+
+    def _commit(self, task: Task, decide: Callable[[Draft], None], evidence: Json) -> Task | None:
+        sent_at = time.monotonic()
+
+        def fill(view: View) -> Commit:
+            draft = Draft(view, self._origin)
+            decide(draft)
+            return draft.freeze()
+
+        guard = Guard(task_id=task.id, fence=task.fence, step=task.step)
+        try:
+            commit = self._ledger.apply(task.session_id, [task.id], fill, guard=guard, seconds=self._patience(task))
+        except StaleWrite as error:
+            log.warning("write_refused task=%s fence=%s reason=%s", task.id, task.fence, error)
+            self._keep_evidence(task, evidence)
+            self.keeper.drop(task.id, task.fence)
+            return None
+        assert commit is not None
+        onward = self._keep(commit, sent_at)
+        if onward is None or onward.id != task.id:
+            self.keeper.drop(task.id, task.fence)
+        return onward
+
+    def _move(self, draft: Draft, owned: Task, kind: Kind, step: Step, *, progress: str | None) -> None:
+        """Carry out a step, and what it hands on to this worker in the same commit."""
+        goes_on = not self.keeper.draining
+        transition = step.decide(draft)
+        owned = draft.task(owned.id)
+        steps.move(
+            draft, owned, transition, kind, progress=progress, lease_seconds=self._lease_seconds, goes_on=goes_on
+        )
+        if goes_on and draft.handed_on is not None:
+            onward, first_step = draft.handed_on
+            draft.handed_on = None
+            kind = self._registry.kinds[onward.kind, onward.version]
+            self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, first_step, progress=None)
+
+    def _own(self, draft: Draft, task: Task, phase: Phase) -> Task:
+        seconds = phase.seconds(task)
+        lease_seconds = seconds if phase.whole_lease else self._lease_seconds
+        return draft.claim(task, worker_id=self.info.id, lease_seconds=lease_seconds, phase_seconds=seconds)
+
+    def _keep(self, commit: Commit, sent_at: float) -> Task | None:
+        """The task that this commit leaves running here, its lease kept from now on."""
+        tasks = (*commit.new_tasks, *(change.after for change in commit.changes))
+        for task in tasks:
+            if task.status is Status.RUNNING and task.worker_id == self.info.id and task.lease_until is not None:
+                lease = (task.lease_until - commit.at).total_seconds()
+                self.keeper.hold(task.id, task.fence, until=sent_at + lease)
+                return task
+        return None
+
+    def _patience(self, task: Task) -> float:
+        """How long a commit may be tried again: while the lease can be held, since nobody else may act before."""
+        assert task.deadline is not None
+        return max(self._lease_seconds, self.keeper.seconds_left(task.id, task.fence))
+
+    def _run(self, task: Task) -> Run:
+        return Run(task, self.database, self._soft_database, lambda: self.keeper.lost(task.id, task.fence))
+
+    def _keep_evidence(self, task: Task, evidence: Json) -> None:
+        if evidence is not None:
+            self.database.run_patiently(attempts.write_late_result(task.id, task.fence, evidence))

@@ -1,0 +1,116 @@
+"""Every error a user can meet, as one tree: the message says what is wrong, `next_step` what to do."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BrainhandsError(Exception):
+    """Base of all errors raised on purpose by this project."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
+class BadInput(BrainhandsError):
+    """The caller sent something that cannot be accepted; nothing was stored."""
+
+    exit_code = 2
+
+
+class SettingsError(BadInput):
+    """A setting has a value that cannot be used."""
+
+    def __init__(self, variable: str, problem: str) -> None:
+        super().__init__(f"{variable}: {problem}", f"set {variable} to a valid value")
+        self.variable = variable
+        self.problem = problem
+
+
+class ServerUnavailable(BrainhandsError):
+    """Postgres or Redis cannot be reached."""
+
+    exit_code = 3
+
+    def __init__(self, name: str, problem: str, next_step: str) -> None:
+        super().__init__(f"{name} is not reachable: {problem}", next_step)
+        self.name = name
+
+
+class SchemaNotCurrent(BrainhandsError):
+    """The database schema is older or newer than this code."""
+
+    exit_code = 3
+
+    def __init__(self, found: str | None, needed: str) -> None:
+        super().__init__(
+            f"the database schema is at {found or 'nothing'}, this code needs {needed}", "run `brainhands migrate`"
+        )
+
+
+class NotStorable(BadInput):
+    """A JSON value that the store cannot hold; `path` says where in it."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path or 'value'}: {problem}", "send a smaller or plainer value")
+        self.path = path
+        self.problem = problem
+
+
+class RequestConflict(BadInput):
+    """The request_id was used before with another input."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"request_id {request_id!r} was used before with another input", "use a new request_id for a new input"
+        )
+
+
+class RequestInProgress(BrainhandsError):
+    """The same request_id is being accepted by a transaction that has not committed yet."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id {request_id!r} is in progress", "ask again in a moment")
+
+
+class UnknownSession(BadInput):
+    """No session of this tenant has the given id."""
+
+    def __init__(self, session: object) -> None:
+        super().__init__(f"no session {session}", "list them with `brainhands sessions`")
+
+
+class UnknownSubmission(BadInput):
+    """No submission of this tenant has the given id."""
+
+    def __init__(self, submission: object) -> None:
+        super().__init__(f"no submission {submission}", "check the id in the receipt")
+
+
+class UnfitConnection(BadInput):
+    """A caller's connection with which a submission could not be part of the caller's transaction."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, "pass a READ COMMITTED connection to the same database with an open transaction")
+
+
+class BadDefinition(BadInput):
+    """An agent, tool or flow is defined in a way that cannot work."""
+
+
+class SpecConflict(BadInput):
+    """A tool was published before with other parameters under the same name and version."""
+
+    def __init__(self, name: str, version: int) -> None:
+        super().__init__(f"{name}@{version} is already published with other parameters", f"raise the version of {name}")
+
+
+class StaleWrite(BrainhandsError):
+    """A commit was refused because its writer no longer owns the task, or what it read has changed."""
+
+
+class Unsettled(BrainhandsError):
+    """A commit could not be carried out within its time; whether it happened must be read from the store."""

@@ -1,0 +1,32 @@
+"""What becomes of a claim that ended without a commit: another attempt of its phase, or the end at a limit."""
+
+from __future__ import annotations
+
+from shared.kernel.intake import GENERATION, INTAKE
+from shared.model.task import Task
+
+EFFECT_PHASES = frozenset({"execute", "reconcile"})
+"""Phases of a tool call in which its intent is committed, so that its effect may have happened."""
+
+REQUEST_PHASES = frozenset({"request", "retry"})
+"""Phases of a generation in which the model may have been called."""
+
+
+def may_run_again(task: Task, restart_limit: int) -> bool:
+    """Whether the phase has attempts left; `restart_limit` claims of one phase may end without a commit of it."""
+    return task.phase_attempts < restart_limit
+
+
+def effect_is_unknown(task: Task) -> bool:
+    """Whether the task is a tool call that may have acted."""
+    return task.kind.startswith("tool:") and task.phase in EFFECT_PHASES
+
+
+def asked_the_model(task: Task) -> bool:
+    """Whether the task is a generation whose present phase calls the model."""
+    return task.kind == GENERATION and task.phase in REQUEST_PHASES
+
+
+def is_call(task: Task) -> bool:
+    """Whether the task is a tool call or a flow, whose end is a tool event."""
+    return task.kind not in (GENERATION, INTAKE)

@@ -1,0 +1,113 @@
+"""A commit: the whole write set of one step, stored together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shared.model.document import StoredDocument
+from shared.model.event import Event
+from shared.model.ids import SubmissionId, TaskId
+from shared.model.session import Conversation, Session
+from shared.model.submission import Submission
+from shared.model.task import Attempt, Outcome, Status, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """What an owner's commit must still find: its fence and the step it starts from."""
+
+    task_id: TaskId
+    fence: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskChange:
+    """A task as it was read and as it shall be; stored only if status and fence are still those of `before`."""
+
+    before: Task
+    after: Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptStep:
+    """A step that an attempt committed, with what it had shown until then."""
+
+    task_id: TaskId
+    fence: int
+    step: int
+    progress: str | None
+    """Text shown so far; None leaves what is stored."""
+    deadline: datetime | None
+    """The next phase's deadline, when the attempt goes on."""
+    ended: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InboxEntry:
+    """Input put into a conversation's inbox."""
+
+    submission: Submission
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmissionEnd:
+    """The end of a submission; `output_text` is canonical JSON."""
+
+    submission_id: SubmissionId
+    outcome: Outcome
+    output_text: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """The write set. `session` is the head after it; what is not named is not touched."""
+
+    at: datetime
+    """The database's time under the lock."""
+    session: Session
+    new_session: bool = False
+    conversations: tuple[Conversation, ...] = ()
+    events: tuple[Event, ...] = ()
+    documents: tuple[StoredDocument, ...] = ()
+    new_tasks: tuple[Task, ...] = ()
+    changes: tuple[TaskChange, ...] = ()
+    waits: tuple[tuple[TaskId, TaskId], ...] = ()
+    """New waits, as (waiter, dependency)."""
+    waits_over: tuple[TaskId, ...] = ()
+    """Waiters whose waits are settled."""
+    attempts: tuple[Attempt, ...] = ()
+    attempt_steps: tuple[AttemptStep, ...] = ()
+    new_submissions: tuple[Submission, ...] = ()
+    submissions_started: tuple[SubmissionId, ...] = ()
+    submissions_ended: tuple[SubmissionEnd, ...] = ()
+    inbox: tuple[InboxEntry, ...] = ()
+    inbox_taken: tuple[SubmissionId, ...] = ()
+    hint_delays: dict[TaskId, float] = field(default_factory=dict)
+    """Seconds before a pending task's hint is due, where that is not at once."""
+
+    @property
+    def pending(self) -> tuple[Task, ...]:
+        """Tasks that this commit leaves runnable: each gets its hint row."""
+        tasks = (*self.new_tasks, *(change.after for change in self.changes))
+        return tuple(task for task in tasks if task.status is Status.PENDING and task.blocked is None)
+
+    @property
+    def no_longer_pending(self) -> tuple[TaskId, ...]:
+        """Tasks whose hint row goes with this commit."""
+        return tuple(
+            change.after.id
+            for change in self.changes
+            if change.before.status is Status.PENDING
+            and (change.after.status is not Status.PENDING or change.after.blocked is not None)
+        )
+
+    def task(self, task_id: TaskId) -> Task | None:
+        """The task as this commit leaves it, if the commit touches it."""
+        for task in (*self.new_tasks, *(change.after for change in self.changes)):
+            if task.id == task_id:
+                return task
+        return None

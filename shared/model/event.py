@@ -1,0 +1,285 @@
+"""Events: the immutable facts of a session's log, one payload model for each type.
+
+The log format is the set of types and versions below. A type that this code does not know is kept opaque for
+observers (`UnknownPayload`) and refused where a context is built, never skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from shared.model.ids import ConversationId, SessionId, TaskId, WorkerId
+from shared.model.json import Json
+
+LOG_FORMAT = 1
+"""Raised whenever a type or a version is added; a session stores the highest format in its log."""
+
+
+class Payload(BaseModel):
+    """Base of all payloads; `event_type` and `event_version` name it in the log."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    event_type: ClassVar[str]
+    event_version: ClassVar[int] = 1
+
+
+class SessionCreated(Payload):
+    event_type = "session_created"
+    agent: str
+    tenant: str
+
+
+class SystemPromptSet(Payload):
+    event_type = "system_prompt_set"
+    agent: str
+    agent_version: int
+    instructions: str
+
+
+class UserMessage(Payload):
+    event_type = "user_message"
+    text: str
+    submission: str
+
+
+class ToolReference(BaseModel):
+    """A tool as offered to the model: one name and version has one schema digest."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    version: int
+    digest: str
+
+
+class ModelRequest(Payload):
+    """Everything a retry needs to send the same request: the context is the log up to `cutoff`."""
+
+    event_type = "model_request"
+    agent: str
+    agent_version: int
+    model: str
+    options: dict[str, Any]
+    tools: list[ToolReference]
+    cutoff: int
+    """The last seq that belongs to the context."""
+
+
+class ModelCall(BaseModel):
+    """A tool call as the model made it; `arguments` is the raw text, kept byte for byte."""
+
+    model_config = ConfigDict(frozen=True)
+    call_id: str
+    """Unique in the conversation: the provider's id, renamed where the provider repeated one."""
+    provider_id: str
+    name: str
+    arguments: str
+
+
+class Usage(BaseModel):
+    """Tokens of one model call; `estimated` where the provider did not say."""
+
+    model_config = ConfigDict(frozen=True)
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    tokens_reasoning: int = 0
+    estimated: bool = False
+
+
+class ModelOutput(Payload):
+    event_type = "model_output"
+    text: str
+    calls: list[ModelCall]
+    finish_reason: str
+    refusal: str | None = None
+    model: str
+    response_id: str | None = None
+    usage: Usage
+    request_digest: str
+    """SHA-256 of the rendered request that this answers."""
+    request_changed: bool = False
+    """True where an earlier attempt of the same request was rendered differently (a deploy came between)."""
+
+
+class ModelInterrupted(Payload):
+    """An attempt that ended without the provider's terminal marker; its text drives nothing."""
+
+    event_type = "model_interrupted"
+    text: str
+    reason: str
+    usage: Usage
+
+
+class ModelError(Payload):
+    """A request that failed; `retry_seconds` is the wait before the next try, None when there is none."""
+
+    event_type = "model_error"
+    error: str
+    status: int | None = None
+    code: str | None = None
+    retry_seconds: float | None = None
+    request_digest: str | None = None
+
+
+class ToolEvent(Payload):
+    """What all events of one call share. `call_id` is None for a call that a flow made, not the model."""
+
+    call_id: str | None
+    tool: str
+    version: int | None
+    arguments: Json
+    operation_id: str | None
+    replay: str | None
+
+
+class ToolCallStart(ToolEvent):
+    """The intent, committed before the tool runs; after `acts_until` nothing it sent can still act (None: a flow)."""
+
+    event_type = "tool_call_start"
+    acts_until: datetime | None
+
+
+class ToolCallSuccess(ToolEvent):
+    event_type = "tool_call_success"
+    result: Json
+    source: str = "run"
+    """How the result is known: `run`, `lookup` or `late` (stored by an attempt that had lost its lease)."""
+
+
+class ToolCallError(ToolEvent):
+    """A definite failure: nothing happened, or it failed for sure."""
+
+    event_type = "tool_call_error"
+    error: str
+
+
+class ToolCallInterrupted(ToolEvent):
+    """An unknown outcome: the effect may have happened."""
+
+    event_type = "tool_call_interrupted"
+    partial: str
+    error: str
+
+
+class TaskCreated(Payload):
+    """A task that another task owns was made."""
+
+    event_type = "task_created"
+    task: str
+    kind: str
+    kind_version: int
+
+
+class TaskPhase(Payload):
+    """A flow moved to its next phase."""
+
+    event_type = "task_phase"
+    kind: str
+    phase: str
+    next_phase: str
+    status: str
+
+
+class TaskRecovered(Payload):
+    """A lease ended without a commit; the task runs again from its stored phase."""
+
+    event_type = "task_recovered"
+    kind: str
+    phase: str
+    reason: str
+    attempts: int
+
+
+class TaskFailed(Payload):
+    """The engine ended a task that its own code could not."""
+
+    event_type = "task_failed"
+    kind: str
+    phase: str
+    error: str
+
+
+class TaskBlocked(Payload):
+    event_type = "task_blocked"
+    kind: str
+    reason: str
+
+
+class TaskUnblocked(Payload):
+    event_type = "task_unblocked"
+    kind: str
+
+
+class SubmissionDone(Payload):
+    event_type = "submission_done"
+    submission: str
+    outcome: str
+    output: Json = None
+    error: str | None = None
+
+
+class UnknownPayload(Payload):
+    """A type or version newer than this code, shown as it is stored."""
+
+    event_type = "unknown"
+    content: Json
+
+
+PAYLOADS: dict[tuple[str, int], type[Payload]] = {
+    (payload.event_type, payload.event_version): payload
+    for payload in (
+        SessionCreated,
+        SystemPromptSet,
+        UserMessage,
+        ModelRequest,
+        ModelOutput,
+        ModelInterrupted,
+        ModelError,
+        ToolCallStart,
+        ToolCallSuccess,
+        ToolCallError,
+        ToolCallInterrupted,
+        TaskCreated,
+        TaskPhase,
+        TaskRecovered,
+        TaskFailed,
+        TaskBlocked,
+        TaskUnblocked,
+        SubmissionDone,
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """A fact in the log of one session, at `seq` (gapless from 1)."""
+
+    session_id: SessionId
+    seq: int
+    type: str
+    version: int
+    at: datetime
+    causes: tuple[int, ...]
+    payload_text: str
+    conversation_id: ConversationId | None
+    task_id: TaskId | None
+    fence: int | None
+    worker_id: WorkerId | None
+    pool: str | None
+    environment: str | None
+    tokens_in: int | None
+    tokens_out: int | None
+    salt: bytes
+    payload_digest: bytes
+    prev_hash: bytes
+    hash: bytes
+
+
+def read_payload(type: str, version: int, content: Json) -> Payload:
+    """The payload as its model; unknown types and versions come back as UnknownPayload."""
+    model = PAYLOADS.get((type, version))
+    return UnknownPayload(content=content) if model is None else model.model_validate(content)

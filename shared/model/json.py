@@ -1,0 +1,117 @@
+"""The one door for JSON: what a model, a tool or a user sends is cleaned or refused here before any transaction.
+
+Postgres refuses NUL and lone surrogates, and stores numbers that Python cannot read back; so:
+- NUL and lone surrogates become U+FFFD (surrogate pairs are joined first);
+- NaN and infinities become the strings "NaN", "Infinity", "-Infinity";
+- integers of more than 1,000 digits become strings, float literals out of range are refused;
+- nesting deeper than 100, keys that are no strings, and texts over the limit are refused with their path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from typing import Any, TypeAlias
+
+from shared.errors import NotStorable
+
+Json: TypeAlias = Any
+"""A JSON value as Python holds it: None, bool, int, float, str, list, dict with str keys."""
+
+MAX_DEPTH = 100
+MAX_DIGITS = 1_000
+MAX_BYTES = 4 * 1024 * 1024
+
+_BAD_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
+_BIGGEST_INTEGER = 10**MAX_DIGITS
+
+
+def clean(value: object, *, limit: int = MAX_BYTES) -> Json:
+    """The value as it can be stored; `limit` is bytes of canonical text. Raises NotStorable naming the path."""
+    cleaned = _clean(value, "", 0)
+    size = len(canonical(cleaned).encode())
+    if size > limit:
+        raise NotStorable("", f"{size:,} bytes are more than the limit of {limit:,}")
+    return cleaned
+
+
+def clean_text(text: str) -> str:
+    """The text with surrogate pairs joined and NUL and lone surrogates replaced by U+FFFD."""
+    if not _BAD_CHARACTERS.search(text):
+        return text
+    joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _BAD_CHARACTERS.sub("\ufffd", joined)
+
+
+def canonical(value: Json) -> str:
+    """The one text of a cleaned value: sorted keys, no spaces, no escapes beyond what JSON needs."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Json) -> str:
+    """SHA-256 of the canonical text, in hex."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def parse(text: str) -> Json:
+    """Parse strict JSON text within the limits. Raises NotStorable."""
+    if len(text) > MAX_BYTES:
+        raise NotStorable("", f"{len(text):,} characters are more than the limit of {MAX_BYTES:,}")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_bounded)
+    except RecursionError:
+        raise NotStorable("", f"nested deeper than {MAX_DEPTH}") from None
+    except ValueError as error:
+        raise NotStorable("", f"not JSON: {error}") from None
+    return clean(value)
+
+
+def _clean(value: object, path: str, depth: int) -> Json:
+    if depth > MAX_DEPTH:
+        raise NotStorable(path[:80] + "...", f"nested deeper than {MAX_DEPTH}")
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return clean_text(str(value))
+        case int():
+            return int(value) if -_BIGGEST_INTEGER < value < _BIGGEST_INTEGER else hex(value)
+        case float():
+            return float(value) if math.isfinite(value) else _name(value)
+        case dict():
+            return {_key(key, path): _clean(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+        case list() | tuple():
+            return [_clean(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+        case _:
+            raise NotStorable(path, f"{type(value).__name__} is no JSON type")
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise NotStorable(path, f"key {key!r} is no string")
+    return clean_text(key)
+
+
+def _name(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return value
+
+
+def _bounded(literal: str) -> int:
+    if len(literal) > MAX_DIGITS:
+        raise ValueError(f"number of more than {MAX_DIGITS} digits")
+    return int(literal)

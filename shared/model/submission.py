@@ -1,0 +1,55 @@
+"""Submissions: the receipt for one accepted input, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from shared.model.ids import ConversationId, SessionId, SubmissionId
+from shared.model.json import Json
+from shared.model.task import Outcome
+
+
+class SubmissionStatus(StrEnum):
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class Mode(StrEnum):
+    """When input for a busy conversation joins it."""
+
+    FOLLOW_UP = "follow_up"
+    """After the work that is under way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """One accepted input as stored; `output` is the answer, `error` why there is none."""
+
+    id: SubmissionId
+    tenant: str
+    request_id: str
+    session_id: SessionId
+    conversation_id: ConversationId
+    agent: str
+    mode: Mode
+    input: str
+    input_digest: str
+    status: SubmissionStatus
+    outcome: Outcome | None = None
+    output: Json = None
+    error: str | None = None
+    created_at: datetime
+    done_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """What a caller gets at once: the identity of the accepted input."""
+
+    submission_id: SubmissionId
+    session_id: SessionId
+    request_id: str
+    status: SubmissionStatus

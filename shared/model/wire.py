@@ -1,0 +1,126 @@
+"""The JSON forms of stored values, the same at every door: ids as text, hashes in hex, times ISO 8601 in UTC."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+from shared.model.event import Event
+from shared.model.json import Json
+from shared.model.session import Conversation, Session
+from shared.model.submission import Receipt, Submission
+from shared.model.task import Task
+
+
+def event(value: Event) -> dict[str, Json]:
+    """An event with its payload as it is stored, of whatever type and version."""
+    return {
+        "session": _id(value.session_id),
+        "seq": value.seq,
+        "type": value.type,
+        "version": value.version,
+        "at": _time(value.at),
+        "causes": list(value.causes),
+        "payload": payload(value),
+        "worker": _id(value.worker_id),
+        "task": _id(value.task_id),
+        "fence": value.fence,
+        "hash": value.hash.hex(),
+        "prev_hash": value.prev_hash.hex(),
+        "conversation": _id(value.conversation_id),
+        "pool": value.pool,
+        "environment": value.environment,
+        "tokens_in": value.tokens_in,
+        "tokens_out": value.tokens_out,
+    }
+
+
+def payload(value: Event) -> Json:
+    """An event's payload as JSON."""
+    return json.loads(value.payload_text)
+
+
+def session(value: Session) -> dict[str, Json]:
+    return {
+        "id": _id(value.id),
+        "tenant": value.tenant,
+        "created_at": _time(value.created_at),
+        "log_format": value.log_format,
+        "last_seq": value.last_seq,
+        "last_at": _time(value.last_at),
+        "last_hash": value.last_hash.hex(),
+    }
+
+
+def conversation(value: Conversation) -> dict[str, Json]:
+    return {
+        "id": _id(value.id),
+        "owner": _id(value.owner_id),
+        "agent": value.agent,
+        "agent_version": value.agent_version,
+    }
+
+
+def task(value: Task) -> dict[str, Json]:
+    return {
+        "id": _id(value.id),
+        "conversation": _id(value.conversation_id),
+        "owner": _id(value.owner_id),
+        "submission": _id(value.submission_id),
+        "kind": value.kind,
+        "version": value.version,
+        "requires": str(value.requires),
+        "input": value.input,
+        "cause": value.cause,
+        "status": value.status,
+        "outcome": value.outcome,
+        "phase": value.phase,
+        "phase_attempts": value.phase_attempts,
+        "checkpoint": value.checkpoint,
+        "result": value.result,
+        "error": value.error,
+        "blocked": value.blocked,
+        "worker": _id(value.worker_id),
+        "fence": value.fence,
+        "step": value.step,
+        "lease_until": _time(value.lease_until),
+        "deadline": _time(value.deadline),
+        "wake_at": _time(value.wake_at),
+        "created_at": _time(value.created_at),
+    }
+
+
+def submission(value: Submission) -> dict[str, Json]:
+    return {
+        "submission_id": _id(value.id),
+        "session_id": _id(value.session_id),
+        "request_id": value.request_id,
+        "conversation": _id(value.conversation_id),
+        "agent": value.agent,
+        "mode": value.mode,
+        "input": value.input,
+        "status": value.status,
+        "outcome": value.outcome,
+        "output": value.output,
+        "error": value.error,
+        "created_at": _time(value.created_at),
+        "done_at": _time(value.done_at),
+    }
+
+
+def receipt(value: Receipt) -> dict[str, Json]:
+    return {
+        "submission_id": _id(value.submission_id),
+        "session_id": _id(value.session_id),
+        "request_id": value.request_id,
+        "status": value.status,
+    }
+
+
+def _id(value: UUID | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _time(value: datetime | None) -> str | None:
+    return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,37 @@
+"""Workers and what they offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.model.ids import WorkerId
+from shared.model.task import Requirement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """The versions `low` to `high` of `name` (`agent:notices`, `tool:send_email`) that a worker can run."""
+
+    name: str
+    low: int
+    high: int
+
+    def fits(self, requirement: Requirement) -> bool:
+        if requirement.name != self.name:
+            return False
+        return requirement.version is None or self.low <= requirement.version <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerInfo:
+    """One process that runs tasks, `slots` at a time, from the queue `pool`."""
+
+    id: WorkerId
+    role: str
+    pool: str
+    host: str
+    pid: int
+    parent_pid: int
+    slots: int
+    environment: str
+    offers: tuple[Offer, ...]

@@ -1,0 +1,115 @@
+"""Logs: one line a record, `time level process event key=value`, or the same as JSON.
+
+A record made by `logger(...)` is an event with a stable name and fields. Records of libraries have their message in the
+event's place. An exception adds `error` and `trace` (innermost call first), and never more than one line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+
+from shared.runtime.settings import settings
+
+TRACE_DEPTH = 6
+
+
+class EventLogger:
+    """Logs named events with fields; fields never hold prompts, arguments, results or secrets."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(f"brainhands.{name}")
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """Logs at ERROR with the exception being handled."""
+        self._log(logging.ERROR, event, fields, with_exception=True)
+
+    def _log(self, level: int, event: str, fields: dict[str, object], with_exception: bool = False) -> None:
+        self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=with_exception)
+
+
+def logger(name: str) -> EventLogger:
+    """The logger of one part, such as `relay`."""
+    return EventLogger(name)
+
+
+def configure_logs(process: str) -> None:
+    """Sends every record of this process to standard error in the form the settings choose; may be called again."""
+    chosen = settings()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(process) if chosen.log_format == "json" else TextLines(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(chosen.log_level)
+
+
+class TextLines(logging.Formatter):
+    """Formats a record as one line for people."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
+        return f"{_time(record)} {record.levelname:<7} {self._process}[{os.getpid()}] {event}{fields}"
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one JSON object."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = {
+            "time": _time(record),
+            "level": record.levelname,
+            "process": self._process,
+            "pid": os.getpid(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        return json.dumps(_fields(record) | head, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = dict(getattr(record, "fields", {}))
+    if record.exc_info and record.exc_info[1]:
+        fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        fields["trace"] = _trace(record.exc_info[1])
+    return fields
+
+
+def _trace(error: BaseException) -> str:
+    calls = reversed(traceback.extract_tb(error.__traceback__)[-TRACE_DEPTH:])
+    return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno}:{call.name}" for call in calls)
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    plain = text and text.isprintable() and not any(mark in text for mark in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z")

@@ -1,0 +1,204 @@
+"""The settings of a process, read once from its environment, and the addresses that follow from them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from shared.errors import ServerUnavailable, SettingsError
+
+ServerChoice = Literal["auto", "system", "wheel"]
+
+POSTGRES_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
+REDIS_SCHEMES = ("redis://", "rediss://")
+
+
+class Settings(BaseSettings):
+    """Everything that the environment decides; an empty variable counts as not set."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, env_ignore_empty=True, validate_by_name=True, validate_by_alias=True, case_sensitive=True
+    )
+
+    database_url: str | None = Field(
+        None,
+        alias="DATABASE_URL",
+        repr=False,
+        description="Postgres 14 or newer, as `postgresql://user:password@host:port/database`. "
+        "Not set: the embedded server.",
+    )
+    redis_url: str | None = Field(
+        None,
+        alias="REDIS_URL",
+        repr=False,
+        description="Redis or Valkey 6.2 or newer, a database number used by nothing else. "
+        "Not set: the embedded server.",
+    )
+    openai_api_key: SecretStr | None = Field(
+        None, alias="OPENAI_API_KEY", description="Key for the model provider; needed by Brain workers only."
+    )
+    openai_base_url: str | None = Field(
+        None, alias="OPENAI_BASE_URL", description="Address of an OpenAI-compatible API other than the provider's own."
+    )
+    model: str = Field(
+        "gpt-5.6-luna", alias="BRAINHANDS_MODEL", min_length=1, description="Model of agents that name none."
+    )
+    home: Path = Field(
+        Path(".brainhands"),
+        alias="BRAINHANDS_HOME",
+        description="Folder of the embedded servers' data and of generated passwords.",
+    )
+    servers: ServerChoice = Field(
+        "auto",
+        alias="BRAINHANDS_SERVERS",
+        description="Programs for the embedded servers: `system` (installed on this machine), `wheel` (installed with "
+        "this package), or `auto` (the first, else the second).",
+    )
+    lease_seconds: float = Field(
+        30.0,
+        alias="BRAINHANDS_LEASE_SECONDS",
+        gt=0,
+        allow_inf_nan=False,
+        description="How long a worker may be silent before its task goes to another one.",
+    )
+    restart_limit: int = Field(
+        3,
+        alias="BRAINHANDS_RESTART_LIMIT",
+        ge=1,
+        description="How many crashes in one phase end a task as failed.",
+    )
+    agents: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        alias="BRAINHANDS_AGENTS",
+        description="Modules whose agents a Brain worker offers: dotted names, separated by commas.",
+    )
+    tools: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        alias="BRAINHANDS_TOOLS",
+        description="Modules whose tools and flows a Hands worker offers: dotted names, separated by commas.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", alias="BRAINHANDS_LOG", description="Form of a log line: `text` for people, `json` for machines."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", alias="BRAINHANDS_LOG_LEVEL", description="Least severe level that is logged."
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _with_named_driver(cls, url: str | None) -> str | None:
+        return None if url is None else sqlalchemy_url(url)
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must begin with one of {', '.join(REDIS_SCHEMES)}")
+        return url
+
+    @field_validator("agents", "tools", mode="before")
+    @classmethod
+    def _split_by_comma(cls, names: object) -> object:
+        if not isinstance(names, str):
+            return names
+        return tuple(name.strip() for name in names.split(",") if name.strip())
+
+    @field_validator("agents", "tools")
+    @classmethod
+    def _dotted_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is not a dotted module name")
+        return names
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_capitals(cls, level: object) -> object:
+        return level.upper() if isinstance(level, str) else level
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where Postgres and Redis are; both carry their password."""
+
+    database_url: str
+    redis_url: str
+
+
+@functools.cache
+def settings() -> Settings:
+    """The settings of this process; `settings.cache_clear()` has them read again. Raises SettingsError."""
+    try:
+        return Settings()
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        raise SettingsError(str(first["loc"][0]), first["msg"].removeprefix("Value error, ")) from None
+
+
+def addresses() -> Addresses:
+    """DATABASE_URL and REDIS_URL where set, else the embedded servers that run now.
+
+    The database address names its driver, as SQLAlchemy takes it. Raises ServerUnavailable where there is neither.
+    """
+    current = settings()
+    database_url = current.database_url or embedded_address(current.home, "database_url")
+    redis_url = current.redis_url or embedded_address(current.home, "redis_url")
+    missing = [name for name, url in (("DATABASE_URL", database_url), ("REDIS_URL", redis_url)) if not url]
+    if not database_url or not redis_url:
+        raise ServerUnavailable(
+            "Redis" if database_url else "Postgres",
+            f"{' and '.join(missing)} not set, and no embedded server runs for {current.home}",
+            f"set {' and '.join(missing)}, or start `brainhands up`",
+        )
+    return Addresses(database_url=sqlalchemy_url(database_url), redis_url=redis_url)
+
+
+def servers_file(home: Path) -> Path:
+    """The note of running embedded servers: `{"pid", "database_url", "redis_url"}`, the pid of who started them."""
+    return home / "servers.json"
+
+
+def embedded_address(home: Path, name: Literal["database_url", "redis_url"]) -> str | None:
+    """The address noted by embedded servers, or None where they do not run any more."""
+    try:
+        note = json.loads(servers_file(home).read_text())
+    except FileNotFoundError:
+        return None
+    try:
+        os.kill(note["pid"], 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass  # Alive, and another account's.
+    address: str | None = note[name]
+    return address
+
+
+def sqlalchemy_url(url: str) -> str:
+    """The database address with its driver named, so that a new SQLAlchemy cannot choose another. Raises ValueError."""
+    for scheme in POSTGRES_SCHEMES:
+        if url.startswith(scheme):
+            return POSTGRES_SCHEMES[0] + url.removeprefix(scheme)
+    raise ValueError(f"must begin with one of {', '.join(reversed(POSTGRES_SCHEMES))}")
+
+
+def libpq_url(url: str) -> str:
+    """The database address as psycopg and psql take it. Raises ValueError."""
+    return "postgresql://" + sqlalchemy_url(url).removeprefix(POSTGRES_SCHEMES[0])
+
+
+def settings_table() -> str:
+    """The settings as a Markdown table, for the documentation."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for field in Settings.model_fields.values():
+        default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        shown = f"`{default:g}`" if isinstance(default, float) else f"`{default}`" if default not in (None, "") else ""
+        lines.append(f"| `{field.alias}` | {shown} | {field.description} |")
+    return "\n".join(lines) + "\n"

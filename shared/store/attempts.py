@@ -1,0 +1,100 @@
+"""What a worker may write beside commits: the lease it renews, and its own attempt's progress and late result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ARRAY, BigInteger, Double, Uuid, bindparam, func, select, update
+from sqlalchemy.dialects.postgresql import JSON
+
+from shared.model.ids import TaskId
+from shared.model.json import Json, canonical
+from shared.model.task import Attempt
+from shared.store import rows
+from shared.store.database import Call, Database, Statement
+from shared.store.tables import attempts, tasks
+
+PROGRESS_LIMIT = 65_536
+"""Characters of progress that are kept, the newest."""
+
+_HELD = (
+    func.unnest(bindparam("ids", type_=ARRAY(Uuid)), bindparam("fences", type_=ARRAY(BigInteger)))
+    .table_valued("task_id", "fence", name="held")
+    .render_derived()
+)
+_RENEWABLE = (
+    select(tasks.c.id)
+    .join(_HELD, (tasks.c.id == _HELD.c.task_id) & (tasks.c.fence == _HELD.c.fence))
+    .where(
+        tasks.c.status == "running",
+        tasks.c.lease_until > func.clock_timestamp(),
+        tasks.c.deadline > tasks.c.lease_until,
+    )
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True, skip_locked=True, of=tasks)
+    .cte("renewable")
+)
+_LEASE = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, bindparam("seconds", type_=Double))
+RENEW = Statement(
+    update(tasks)
+    .where(tasks.c.id == _RENEWABLE.c.id)
+    .values(lease_until=func.least(tasks.c.deadline, _LEASE))
+    .returning(
+        tasks.c.id,
+        tasks.c.fence,
+        func.extract("epoch", tasks.c.lease_until - func.clock_timestamp()).label("seconds_left"),
+    )
+)
+OWNED = Statement(
+    select(tasks.c.id, tasks.c.fence)
+    .join(_HELD, (tasks.c.id == _HELD.c.task_id) & (tasks.c.fence == _HELD.c.fence))
+    .where(tasks.c.status == "running")
+)
+WRITE_PROGRESS = Statement(
+    update(attempts)
+    .where(
+        attempts.c.task_id == bindparam("attempt_task"),
+        attempts.c.fence == bindparam("attempt_fence"),
+        attempts.c.ended_at.is_(None),
+    )
+    .values(progress=bindparam("progress"))
+)
+WRITE_LATE_RESULT = Statement(
+    update(attempts)
+    .where(
+        attempts.c.task_id == bindparam("attempt_task"),
+        attempts.c.fence == bindparam("attempt_fence"),
+        attempts.c.late_result.is_(None),
+    )
+    .values(late_result=bindparam("result", type_=JSON))
+)
+OF_TASK = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
+
+
+def renew(ids: Sequence[TaskId], fences: Sequence[int], lease_seconds: float) -> Call:
+    """Renews leases in id order, never past the phase's deadline; a row that somebody holds is left for the next try.
+
+    Gives a row (id, fence, seconds_left) for each lease renewed.
+    """
+    return RENEW(ids=list(ids), fences=list(fences), seconds=lease_seconds)
+
+
+def owned(ids: Sequence[TaskId], fences: Sequence[int]) -> Call:
+    """Gives a row (id, fence) for each claim that still stands."""
+    return OWNED(ids=list(ids), fences=list(fences))
+
+
+def write_progress(task_id: TaskId, fence: int, progress: str) -> Call:
+    """Shows the newest part of what an attempt has put out; decides nothing."""
+    return WRITE_PROGRESS(attempt_task=task_id, attempt_fence=fence, progress=progress[-PROGRESS_LIMIT:])
+
+
+def write_late_result(task_id: TaskId, fence: int, result: Json) -> Call:
+    """Keeps, as evidence in the attempt's own row, a result whose commit was refused."""
+    return WRITE_LATE_RESULT(attempt_task=task_id, attempt_fence=fence, result=canonical(result))
+
+
+def of_task(database: Database, task_id: TaskId) -> list[Attempt]:
+    """All claims of a task, oldest first."""
+    (result,) = database.run(OF_TASK(task_id=task_id))
+    return [rows.attempt(row) for row in result.rows]

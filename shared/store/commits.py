@@ -1,0 +1,329 @@
+"""The writer: every fact of a session is stored by `apply`, in one transaction, strictly one after the other.
+
+    BEGIN | lock the session | clock | lock the tasks                  one round trip, each its own statement
+    fill: decide the write set from what was read under the lock
+    write everything, and see that each guarded write touched its row  one round trip
+    COMMIT
+
+The session row is locked FOR NO KEY UPDATE, which lets foreign keys pass. Lock order: session, task by id, then hints.
+Only holders of the session's lock wait for its task rows; leases are renewed with SKIP LOCKED, so nothing can deadlock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TypeAlias
+
+from sqlalchemy import ARRAY, Double, Text, Uuid, any_, bindparam, case, delete, func, insert, update
+from sqlalchemy.dialects.postgresql import insert as insert_or_update
+
+from shared.errors import ServerUnavailable, StaleWrite, Unsettled
+from shared.model.commit import Commit, Guard, InboxEntry
+from shared.model.ids import SessionId, TaskId
+from shared.model.submission import Submission
+from shared.model.task import Status, Task
+from shared.store import rows
+from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
+from shared.store.tables import (
+    attempts,
+    conversations,
+    documents,
+    events,
+    inbox,
+    outbox,
+    sessions,
+    submissions,
+    tasks,
+    waits,
+)
+from shared.store.view import CLOCK, View, read_view
+
+log = logging.getLogger(__name__)
+
+Fill: TypeAlias = Callable[[View], Commit | None]
+"""Decides what to store; None stores nothing. May be called again, with fresh reads, when a try was lost."""
+
+
+def apply(
+    database: Database,
+    session_id: SessionId,
+    task_ids: Sequence[TaskId],
+    fill: Fill,
+    *,
+    guard: Guard | None = None,
+    seconds: float = 10.0,
+    skip_locked: bool = False,
+) -> Commit | None:
+    """Store what `fill` decides and return it; None if it decided nothing, or if `skip_locked` and the session is held.
+
+    A try that lost its connection is made again for `seconds`; one whose COMMIT had gone through finds itself done.
+    Raises StaleWrite if the guard no longer holds or a row had moved, Unsettled when the time is used up.
+    """
+    pause = Pause(seconds)
+    sent: Commit | None = None
+    while True:
+        try:
+            with database.transaction() as transaction:
+                view = read_view(transaction, session_id, task_ids, skip_locked=skip_locked)
+                if view is None:
+                    return None
+                if sent is not None and _was_applied(sent, view, guard):
+                    return sent
+                if guard is not None:
+                    _check(guard, view)
+                commit = fill(view)
+                if commit is None:
+                    return None
+                write(transaction, commit)
+                sent = commit
+            return commit
+        except (*TRANSIENT, ServerUnavailable) as error:
+            log.info("commit_retried session=%s error=%s", session_id, type(error).__name__)
+            if not pause.again():
+                raise Unsettled(f"a commit of session {session_id} could not be settled in time") from error
+
+
+def create(transaction: Transaction, fill: Callable[[datetime], Commit]) -> Commit:
+    """Store a new session whole in an open transaction; nothing is locked."""
+    (clock,) = transaction.run(CLOCK())
+    assert clock.first is not None
+    commit = fill(clock.first["now"])
+    write(transaction, commit)
+    return commit
+
+
+def write(transaction: Transaction, commit: Commit) -> None:
+    """Send the whole write set in one round trip. Raises StaleWrite if a guarded row had moved."""
+    calls = _calls(commit)
+    for call, result in zip(calls, transaction.run(*calls), strict=True):
+        if call.rows is not None and result.count != call.rows:
+            raise StaleWrite(f"a row of session {commit.session.id} was changed by somebody else")
+
+
+def queue(transaction: Transaction, entry: InboxEntry, intake: Task) -> None:
+    """Insert a submission, its inbox entry and the intake task with its hint; no row of the session is locked."""
+    transaction.run(
+        insert_submission(entry.submission),
+        INSERT_INBOX(**rows.inbox_row(entry)),
+        INSERT_TASK(**rows.task_row(intake)),
+        insert_hint(intake, entry.submission.tenant, 0),
+    )
+
+
+def request_digest(tenant: str, request_id: str) -> bytes:
+    """What makes a request_id unique within its tenant."""
+    return hashlib.sha256(f"{len(tenant)}:{tenant}{request_id}".encode()).digest()
+
+
+def _was_applied(sent: Commit, view: View, guard: Guard | None) -> bool:
+    """Whether a try whose COMMIT lost its reply had gone through: the owner finds its step, a claim itself."""
+    if guard is not None:
+        return view.attempt_step(guard.task_id, guard.fence) > guard.step
+    claims = [change.after for change in sent.changes if change.after.status is Status.RUNNING]
+    return any(
+        (now := view.tasks.get(claim.id)) is not None and (now.fence, now.worker_id) == (claim.fence, claim.worker_id)
+        for claim in claims
+    )
+
+
+def _check(guard: Guard, view: View) -> None:
+    task = view.tasks.get(guard.task_id)
+    if task is None or (task.status, task.fence, task.step) != (Status.RUNNING, guard.fence, guard.step):
+        raise StaleWrite(f"task {guard.task_id} is no longer owned under fence {guard.fence}")
+
+
+INSERT_SESSION = Statement(insert(sessions).values({column.name: bindparam(column.name) for column in sessions.c}))
+MOVE_HEAD = Statement(
+    update(sessions)
+    .where(sessions.c.id == bindparam("session_id"))
+    .values({name: bindparam(name) for name in ("log_format", "last_seq", "last_hash", "last_at")})
+)
+_CONVERSATION = insert_or_update(conversations).values({c.name: bindparam(c.name) for c in conversations.c})
+SAVE_CONVERSATION = Statement(
+    _CONVERSATION.on_conflict_do_update(
+        index_elements=["id"], set_={"agent_version": _CONVERSATION.excluded.agent_version}
+    )
+)
+INSERT_EVENT = Statement(insert(events).values({column.name: bindparam(column.name) for column in events.c}))
+INSERT_DOCUMENT = Statement(insert(documents).values({c.name: bindparam(c.name) for c in documents.c}))
+INSERT_TASK = Statement(insert(tasks).values({column.name: bindparam(column.name) for column in tasks.c}))
+MOVE_TASK = Statement(
+    update(tasks)
+    .where(
+        tasks.c.id == bindparam("task_id"),
+        tasks.c.fence == bindparam("fence_before"),
+        tasks.c.status == bindparam("status_before"),
+    )
+    .values({name: bindparam(name) for name in rows.MUTABLE_TASK_COLUMNS})
+)
+INSERT_WAIT = Statement(insert(waits).values({column.name: bindparam(column.name) for column in waits.c}))
+END_WAITS = Statement(delete(waits).where(waits.c.waiter_id == any_(bindparam("ids", type_=ARRAY(Uuid)))))
+_ATTEMPT_COLUMNS = ("task_id", "fence", "worker_id", "phase", "started_at", "deadline")
+INSERT_ATTEMPT = Statement(insert(attempts).values({name: bindparam(name) for name in _ATTEMPT_COLUMNS}))
+STEP_ATTEMPT = Statement(
+    update(attempts)
+    .where(attempts.c.task_id == bindparam("attempt_task"), attempts.c.fence == bindparam("attempt_fence"))
+    .values(
+        step=bindparam("step"),
+        deadline=func.coalesce(bindparam("phase_deadline", type_=attempts.c.deadline.type), attempts.c.deadline),
+        progress=func.coalesce(bindparam("shown", type_=Text), attempts.c.progress),
+        ended_at=case((bindparam("ended", type_=attempts.c.step.type) == 1, func.clock_timestamp()), else_=None),
+    )
+)
+INSERT_SUBMISSION = Statement(
+    insert_or_update(submissions)
+    .values(
+        {
+            name: bindparam(name)
+            for name in (
+                "id",
+                "tenant",
+                "request_id",
+                "request_digest",
+                "session_id",
+                "conversation_id",
+                "agent",
+                "mode",
+                "input",
+                "input_digest",
+                "status",
+            )
+        }
+    )
+    .on_conflict_do_nothing(index_elements=["request_digest"])
+)
+START_SUBMISSION = Statement(
+    update(submissions)
+    .where(submissions.c.id == bindparam("submission_id"), submissions.c.status == "accepted")
+    .values(status="running")
+)
+END_SUBMISSION = Statement(
+    update(submissions)
+    .where(submissions.c.id == bindparam("submission_id"), submissions.c.status != "done")
+    .values(
+        status="done",
+        outcome=bindparam("outcome"),
+        output=bindparam("output"),
+        error=bindparam("error"),
+        done_at=func.clock_timestamp(),
+    )
+)
+INSERT_INBOX = Statement(
+    insert(inbox).values({name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "text")})
+)
+TAKE_INBOX = Statement(delete(inbox).where(inbox.c.submission_id == bindparam("submission_id")))
+_NOT_BEFORE = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, bindparam("delay", type_=Double))
+_HINT = insert_or_update(outbox).values(
+    {
+        **{
+            name: bindparam(name)
+            for name in ("task_id", "session_id", "tenant", "priority", "requires_name", "requires_version")
+        },
+        "not_before": _NOT_BEFORE,
+    }
+)
+INSERT_HINT = Statement(
+    _HINT.on_conflict_do_update(
+        index_elements=["task_id"],
+        set_={
+            "not_before": _HINT.excluded.not_before,
+            "requires_version": _HINT.excluded.requires_version,
+            "published_at": None,
+            "attempts": 0,
+            "parked": None,
+        },
+    )
+)
+DELETE_HINTS = Statement(delete(outbox).where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid)))))
+
+
+def _calls(commit: Commit) -> list[Call]:
+    calls = [_head(commit)]
+    calls += [SAVE_CONVERSATION(**rows.conversation_row(each)) for each in commit.conversations]
+    calls += [insert_submission(each).must_touch(1) for each in commit.new_submissions]
+    calls += [
+        MOVE_TASK(
+            task_id=change.before.id,
+            fence_before=change.before.fence,
+            status_before=change.before.status,
+            **rows.task_change_row(change.after),
+        ).must_touch(1)
+        for change in commit.changes
+    ]
+    calls += [INSERT_TASK(**rows.task_row(each)) for each in commit.new_tasks]
+    calls += [INSERT_EVENT(**rows.event_row(each)) for each in commit.events]
+    calls += [INSERT_DOCUMENT(**rows.document_row(each)) for each in commit.documents]
+    if commit.waits_over:
+        calls.append(END_WAITS(ids=list(commit.waits_over)))
+    calls += [INSERT_WAIT(waiter_id=waiter, dependency_id=dependency) for waiter, dependency in commit.waits]
+    calls += [INSERT_ATTEMPT(**{name: getattr(each, name) for name in _ATTEMPT_COLUMNS}) for each in commit.attempts]
+    calls += [
+        STEP_ATTEMPT(
+            attempt_task=each.task_id,
+            attempt_fence=each.fence,
+            step=each.step,
+            shown=each.progress,
+            phase_deadline=each.deadline,
+            ended=int(each.ended),
+        )
+        for each in commit.attempt_steps
+    ]
+    calls += [START_SUBMISSION(submission_id=each) for each in commit.submissions_started]
+    calls += [
+        END_SUBMISSION(
+            submission_id=each.submission_id, outcome=each.outcome, output=each.output_text, error=each.error
+        ).must_touch(1)
+        for each in commit.submissions_ended
+    ]
+    calls += [INSERT_INBOX(**rows.inbox_row(each)) for each in commit.inbox]
+    calls += [TAKE_INBOX(submission_id=each).must_touch(1) for each in commit.inbox_taken]
+    if commit.no_longer_pending:
+        calls.append(DELETE_HINTS(ids=list(commit.no_longer_pending)))
+    calls += [insert_hint(each, commit.session.tenant, commit.hint_delays.get(each.id, 0)) for each in commit.pending]
+    return calls
+
+
+def _head(commit: Commit) -> Call:
+    if commit.new_session:
+        return INSERT_SESSION(**rows.session_row(commit.session))
+    session = commit.session
+    return MOVE_HEAD(
+        session_id=session.id,
+        log_format=session.log_format,
+        last_seq=session.last_seq,
+        last_hash=session.last_hash,
+        last_at=session.last_at,
+    ).must_touch(1)
+
+
+def insert_submission(submission: Submission) -> Call:
+    """Stores nothing, and touches no row, if the tenant has used this request_id before."""
+    return INSERT_SUBMISSION(
+        id=submission.id,
+        tenant=submission.tenant,
+        request_id=submission.request_id,
+        request_digest=request_digest(submission.tenant, submission.request_id),
+        session_id=submission.session_id,
+        conversation_id=submission.conversation_id,
+        agent=submission.agent,
+        mode=submission.mode,
+        input=submission.input,
+        input_digest=submission.input_digest,
+        status=submission.status,
+    )
+
+
+def insert_hint(task: Task, tenant: str, delay: float) -> Call:
+    """The hint row of a pending task, due after `delay` seconds."""
+    return INSERT_HINT(
+        task_id=task.id,
+        session_id=task.session_id,
+        tenant=tenant,
+        priority=task.priority,
+        requires_name=task.requires.name,
+        requires_version=task.requires.version,
+        delay=delay,
+    )

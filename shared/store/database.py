@@ -1,0 +1,255 @@
+"""The way to Postgres: statements built with SQLAlchemy Core, sent by psycopg in pipelines, on pooled connections.
+
+A pipeline carries several statements in one round trip, and each still sees what was committed before it began; this
+makes "lock, then read under the lock" one round trip (READ COMMITTED, separate statements). A transaction costs one
+round trip for BEGIN and the first statements, one for each further group, and one for COMMIT.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.rows import dict_row
+from sqlalchemy import ClauseElement, Engine, create_engine
+from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.engine import make_url
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from shared.errors import ServerUnavailable
+
+log = logging.getLogger(__name__)
+
+Row: TypeAlias = dict[str, Any]
+Connection: TypeAlias = psycopg.Connection[Any]
+
+_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
+
+TRANSIENT = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    sqlalchemy_errors.OperationalError,
+    sqlalchemy_errors.InterfaceError,
+    sqlalchemy_errors.TimeoutError,
+)
+"""Errors after which the whole unit may be tried again with fresh reads: lost connections, lock and statement timeouts,
+deadlocks, serialisation failures, shutdowns (psycopg derives all of them from OperationalError)."""
+
+
+class Statement:
+    """A named SQL statement, compiled once; call it with its parameters to get something that can be run."""
+
+    def __init__(self, construct: ClauseElement) -> None:
+        self._construct = construct
+
+    @cached_property
+    def text(self) -> bytes:
+        return str(self._compiled).encode()
+
+    @cached_property
+    def constants(self) -> dict[str, object]:
+        """Values that were written into the statement and travel as parameters."""
+        return {name: bind.value for name, bind in self._compiled.binds.items() if not bind.required}
+
+    @cached_property
+    def _compiled(self) -> SQLCompiler:
+        compiled = self._construct.compile(dialect=_DIALECT)
+        assert isinstance(compiled, SQLCompiler)
+        return compiled
+
+    def __call__(self, **parameters: object) -> Call:
+        return Call(self, {**self.constants, **parameters})
+
+
+class Call:
+    """A statement with its parameters; `rows` is how many rows it must touch, None where any number is right."""
+
+    __slots__ = ("parameters", "rows", "statement")
+
+    def __init__(self, statement: Statement, parameters: Mapping[str, object], rows: int | None = None) -> None:
+        self.statement = statement
+        self.parameters = parameters
+        self.rows = rows
+
+    def must_touch(self, rows: int) -> Call:
+        return Call(self.statement, self.parameters, rows)
+
+
+class Result:
+    """What one statement gave: its rows (empty for a plain write) and how many it touched."""
+
+    __slots__ = ("count", "rows")
+
+    def __init__(self, rows: list[Row], count: int) -> None:
+        self.rows = rows
+        self.count = count
+
+    @property
+    def first(self) -> Row | None:
+        return self.rows[0] if self.rows else None
+
+
+def run(connection: Connection, *calls: Call, begin: bool = False) -> list[Result]:
+    """Send all calls in one round trip and return their results in order."""
+    with connection.pipeline():
+        if begin:
+            connection.execute("BEGIN")
+        cursors = [_execute(connection, call) for call in calls]
+    return [Result(cursor.fetchall() if cursor.description is not None else [], cursor.rowcount) for cursor in cursors]
+
+
+def _execute(connection: Connection, call: Call) -> psycopg.Cursor[Row]:
+    return connection.cursor(row_factory=dict_row).execute(call.statement.text, call.parameters)
+
+
+class Transaction:
+    """An open READ COMMITTED transaction; BEGIN travels with the first statements."""
+
+    def __init__(self, connection: Connection, *, begun: bool = False) -> None:
+        self._connection = connection
+        self._begun = begun
+
+    def run(self, *calls: Call) -> list[Result]:
+        begin, self._begun = not self._begun, True
+        return run(self._connection, *calls, begin=begin)
+
+
+class Database:
+    """A pool of autocommit connections, made anew in each process that uses it.
+
+    `step_seconds` bounds every statement, every wait for a lock and every idle transaction: it is kept well below a
+    lease, so that a process frozen inside a commit frees its rows before others give up.
+    """
+
+    def __init__(self, url: str, *, size: int = 4, step_seconds: float = 5.0, durable: bool = True) -> None:
+        self.url = url
+        self._size = size
+        self._step_seconds = step_seconds
+        self._durable = durable
+        self._engine: tuple[int, Engine] | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection of the pool; a broken one is not put back."""
+        try:
+            proxied = self._pool().raw_connection()
+        except TRANSIENT as error:
+            next_step = "check DATABASE_URL and that the server runs"
+            raise ServerUnavailable("Postgres", _one_line(error), next_step) from error
+        try:
+            yield _driver(proxied)
+        except BaseException:
+            _discard_if_unfit(proxied)
+            raise
+        finally:
+            proxied.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A transaction that commits when the block ends and rolls back when it raises."""
+        with self.connection() as connection:
+            transaction = Transaction(connection)
+            try:
+                yield transaction
+            except BaseException:
+                if not connection.closed and not connection.broken:
+                    connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def run(self, *calls: Call) -> list[Result]:
+        """Send the calls in one round trip outside any transaction block; several are one implicit transaction."""
+        with self.connection() as connection:
+            return run(connection, *calls)
+
+    def run_patiently(self, *calls: Call, seconds: float = 10.0) -> list[Result]:
+        """As run, tried again over lost connections for so long; only for calls that may be applied twice."""
+        pause = Pause(seconds)
+        while True:
+            try:
+                return self.run(*calls)
+            except (*TRANSIENT, ServerUnavailable):
+                if not pause.again():
+                    raise
+
+    def close(self) -> None:
+        if self._engine is not None and self._engine[0] == os.getpid():
+            self._engine[1].dispose()
+        self._engine = None
+
+    def _pool(self) -> Engine:
+        with self._lock:
+            if self._engine is None or self._engine[0] != os.getpid():
+                self._engine = (os.getpid(), self._connect())
+            return self._engine[1]
+
+    def _connect(self) -> Engine:
+        milliseconds = int(self._step_seconds * 1000)
+        options = {
+            "lock_timeout": milliseconds,
+            "statement_timeout": milliseconds,
+            "idle_in_transaction_session_timeout": milliseconds,
+            "synchronous_commit": "on" if self._durable else "off",
+            "TimeZone": "UTC",
+        }
+        return create_engine(
+            make_url(self.url).set(drivername="postgresql+psycopg"),
+            isolation_level="AUTOCOMMIT",
+            pool_size=self._size,
+            max_overflow=self._size,
+            pool_timeout=self._step_seconds,
+            connect_args={
+                "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
+                "connect_timeout": 5,
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": max(1000, milliseconds * 2),
+                "application_name": "brainhands",
+            },
+        )
+
+
+class Pause:
+    """Waits between tries, growing with jitter, until its time is used up."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._next = 0.05
+
+    def again(self) -> bool:
+        """Wait before the next try; False when there is no time left for one."""
+        pause = self._next * random.uniform(0.5, 1.0)
+        if time.monotonic() + pause >= self._end:
+            return False
+        time.sleep(pause)
+        self._next = min(self._next * 2, 1.0)
+        return True
+
+
+def _driver(proxied: PoolProxiedConnection) -> Connection:
+    connection = proxied.driver_connection
+    assert isinstance(connection, psycopg.Connection)
+    return connection
+
+
+def _discard_if_unfit(proxied: PoolProxiedConnection) -> None:
+    connection = _driver(proxied)
+    idle = psycopg.pq.TransactionStatus.IDLE
+    if connection.closed or connection.broken or connection.info.transaction_status != idle:
+        proxied.invalidate()
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,92 @@
+"""Hint rows: the runnable backlog. A commit inserts one with each pending task, the claim deletes it.
+
+The relay marks a batch published in one short statement and sends it afterwards; a row published more than two seconds
+ago that nobody claimed may have been lost and is due again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ARRAY, Integer, Text, Uuid, any_, bindparam, func, or_, select, text, update
+
+from shared.model.ids import TaskId
+from shared.store.database import Call, Row, Statement
+from shared.store.tables import outbox
+
+RESEND_SECONDS = 2
+"""Age after which a published row that is still there is published again."""
+
+UNPUBLISHABLE = "the hint cannot be published"
+"""How the reason of a parked row begins."""
+
+_RESEND = text(f"interval '{RESEND_SECONDS} seconds'")
+OFFERED = (
+    func.unnest(
+        bindparam("names", type_=ARRAY(Text)),
+        bindparam("lows", type_=ARRAY(Integer)),
+        bindparam("highs", type_=ARRAY(Integer)),
+    )
+    .table_valued("name", "low", "high", name="offered")
+    .render_derived()
+)
+OFFER_FITS_HINT = (
+    select(OFFERED.c.name)
+    .where(
+        OFFERED.c.name == outbox.c.requires_name,
+        or_(
+            outbox.c.requires_version.is_(None),
+            outbox.c.requires_version.between(OFFERED.c.low, OFFERED.c.high),
+        ),
+    )
+    .exists()
+)
+_DUE = (
+    select(outbox.c.task_id)
+    .where(
+        outbox.c.parked.is_(None),
+        outbox.c.not_before <= func.clock_timestamp(),
+        or_(outbox.c.published_at.is_(None), outbox.c.published_at < func.clock_timestamp() - _RESEND),
+        OFFER_FITS_HINT,
+    )
+    .order_by(outbox.c.priority, outbox.c.not_before)
+    .limit(bindparam("room", type_=Integer))
+    .with_for_update(skip_locked=True)
+    .cte("due")
+)
+TAKE_DUE = Statement(
+    update(outbox)
+    .where(outbox.c.task_id == _DUE.c.task_id)
+    .values(published_at=func.clock_timestamp(), attempts=outbox.c.attempts + 1)
+    .returning(outbox.c.task_id, outbox.c.session_id, outbox.c.requires_name, outbox.c.attempts)
+)
+GIVE_BACK = Statement(
+    update(outbox)
+    .where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid))))
+    .values(published_at=None, attempts=func.greatest(outbox.c.attempts - 1, 0))
+)
+PARK = Statement(update(outbox).where(outbox.c.task_id == bindparam("the_task")).values(parked=bindparam("reason")))
+
+
+def take_due(offers: Sequence[Row], room: int) -> Call:
+    """Marks up to `room` due rows that fit the offers (name, low, high) as published, and gives them."""
+    return TAKE_DUE(**offered(offers), room=room)
+
+
+def offered(offers: Sequence[Row]) -> dict[str, list[object]]:
+    """The offers as the parameters of statements that look for what fits them."""
+    return {
+        "names": [offer["name"] for offer in offers],
+        "lows": [offer["low"] for offer in offers],
+        "highs": [offer["high"] for offer in offers],
+    }
+
+
+def give_back(ids: Sequence[TaskId]) -> Call:
+    """Unmarks rows whose publish failed with the broker: it counts against none of them."""
+    return GIVE_BACK(ids=list(ids))
+
+
+def park(task_id: TaskId, reason: str) -> Call:
+    """Sets one row aside that fails alone; its reason is why its task is blocked."""
+    return PARK(the_task=task_id, reason=reason)

@@ -1,0 +1,1 @@
+"""The schema's revisions, run by shared.store.migrate."""

@@ -1,0 +1,149 @@
+"""Between rows and values: how each value is read from and written to its table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shared.model.commit import InboxEntry
+from shared.model.document import StoredDocument
+from shared.model.event import Event
+from shared.model.json import canonical
+from shared.model.session import Conversation, Inbox, Session
+from shared.model.submission import Mode, Submission, SubmissionStatus
+from shared.model.task import Attempt, Outcome, Requirement, Status, Task
+from shared.model.tool import ToolSpec
+from shared.store.database import Row
+
+
+def session(row: Row) -> Session:
+    return Session(**row)
+
+
+def session_row(value: Session) -> dict[str, Any]:
+    return _fields(value)
+
+
+def conversation(row: Row) -> Conversation:
+    return Conversation(**row)
+
+
+def conversation_row(value: Conversation) -> dict[str, Any]:
+    return _fields(value)
+
+
+def inbox(row: Row) -> Inbox:
+    return Inbox(
+        position=row["position"],
+        conversation_id=row["conversation_id"],
+        submission_id=row["submission_id"],
+        text=row["text"],
+    )
+
+
+def inbox_row(value: InboxEntry) -> dict[str, Any]:
+    return {
+        "session_id": value.submission.session_id,
+        "conversation_id": value.submission.conversation_id,
+        "submission_id": value.submission.id,
+        "text": value.text,
+    }
+
+
+def task(row: Row) -> Task:
+    fields = dict(row)
+    requires = Requirement(name=fields.pop("requires_name"), version=fields.pop("requires_version"))
+    outcome = fields.pop("outcome")
+    return Task(
+        **{**fields, "status": Status(fields["status"])},
+        outcome=None if outcome is None else Outcome(outcome),
+        requires=requires,
+    )
+
+
+def task_row(value: Task) -> dict[str, Any]:
+    fields = _fields(value)
+    requires: Requirement = fields.pop("requires")
+    return {
+        **fields,
+        "requires_name": requires.name,
+        "requires_version": requires.version,
+        "input": canonical(value.input),
+        **_mutable_json(value),
+    }
+
+
+MUTABLE_TASK_COLUMNS = (
+    "status",
+    "outcome",
+    "phase",
+    "checkpoint",
+    "result",
+    "error",
+    "fence",
+    "step",
+    "phase_attempts",
+    "worker_id",
+    "lease_until",
+    "deadline",
+    "wake_at",
+    "blocked",
+    "requires_version",
+)
+
+
+def task_change_row(value: Task) -> dict[str, Any]:
+    """What a move may change of a task."""
+    row = {name: getattr(value, name) for name in MUTABLE_TASK_COLUMNS if name != "requires_version"}
+    return {**row, "requires_version": value.requires.version, **_mutable_json(value)}
+
+
+def _mutable_json(value: Task) -> dict[str, Any]:
+    return {"checkpoint": canonical(value.checkpoint), "result": canonical(value.result)}
+
+
+def attempt(row: Row) -> Attempt:
+    return Attempt(
+        task_id=row["task_id"],
+        fence=row["fence"],
+        worker_id=row["worker_id"],
+        phase=row["phase"],
+        started_at=row["started_at"],
+        deadline=row["deadline"],
+        progress=row["progress"],
+        late_result=row["late_result"],
+    )
+
+
+def event(row: Row) -> Event:
+    """From a row whose payload was read as text (column `payload_text`)."""
+    return Event(**{**row, "causes": tuple(row["causes"])})
+
+
+def event_row(value: Event) -> dict[str, Any]:
+    fields = _fields(value)
+    return {**fields, "payload": fields.pop("payload_text"), "causes": list(value.causes)}
+
+
+def document(row: Row) -> StoredDocument:
+    return StoredDocument(**row)
+
+
+def document_row(value: StoredDocument) -> dict[str, Any]:
+    return {**_fields(value), "value": canonical(value.value)}
+
+
+def submission(row: Row) -> Submission:
+    fields = {name: value for name, value in row.items() if name != "request_digest"}
+    outcome = fields.pop("outcome")
+    return Submission(
+        **{**fields, "mode": Mode(fields["mode"]), "status": SubmissionStatus(fields["status"])},
+        outcome=None if outcome is None else Outcome(outcome),
+    )
+
+
+def tool_spec(row: Row) -> ToolSpec:
+    return ToolSpec.model_validate(row["spec"])
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

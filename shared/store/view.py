@@ -1,0 +1,197 @@
+"""What a commit decides on: read under the session's lock, by statements that began after the lock was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ARRAY, Uuid, any_, bindparam, func, select
+
+from shared.errors import UnknownSession
+from shared.model.document import StoredDocument
+from shared.model.ids import ConversationId, SessionId, TaskId
+from shared.model.session import Conversation, Inbox, Session
+from shared.model.task import Attempt, Task
+from shared.store import rows
+from shared.store.database import Statement, Transaction
+from shared.store.tables import attempts, conversations, documents, inbox, sessions, tasks, waits
+
+_IDS = bindparam("ids", type_=ARRAY(Uuid))
+
+_LOCK = select(sessions).where(sessions.c.id == bindparam("session_id"))
+LOCK_SESSION = Statement(_LOCK.with_for_update(key_share=True))
+LOCK_SESSION_IF_FREE = Statement(_LOCK.with_for_update(key_share=True, skip_locked=True))
+CLOCK = Statement(select(func.clock_timestamp().label("now")))
+LOCK_TASKS = Statement(
+    select(tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id).with_for_update(key_share=True)
+)
+
+_WAITERS = select(waits.c.waiter_id).where(waits.c.dependency_id == any_(_IDS))
+LOCK_WAITERS = Statement(
+    select(tasks)
+    .where(tasks.c.id == any_(func.array(_WAITERS.scalar_subquery())), tasks.c.status == "waiting")
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True)
+)
+OPEN_DEPENDENCIES = Statement(
+    select(waits.c.waiter_id, waits.c.dependency_id)
+    .join(tasks, tasks.c.id == waits.c.dependency_id)
+    .where(waits.c.waiter_id == any_(func.array(_WAITERS.scalar_subquery())), tasks.c.status != "done")
+)
+_OWNERS = select(tasks.c.owner_id).where(tasks.c.id == any_(_IDS))
+LOCK_COMPLETING_OWNERS = Statement(
+    select(tasks)
+    .where(tasks.c.id == any_(func.array(_OWNERS.scalar_subquery())), tasks.c.status == "completing")
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True)
+)
+_CHILD = tasks.alias("child")
+OPEN_CHILDREN = Statement(
+    select(_CHILD.c.owner_id, _CHILD.c.id).where(
+        _CHILD.c.status != "done",
+        _CHILD.c.owner_id == any_(_IDS.op("||")(func.array(_OWNERS.scalar_subquery(), type_=ARRAY(Uuid)))),
+    )
+)
+OPEN_DEPENDENCY = Statement(
+    select(waits.c.dependency_id)
+    .join(tasks, tasks.c.id == waits.c.dependency_id)
+    .where(waits.c.waiter_id == bindparam("waiter_id"), tasks.c.status != "done")
+    .limit(1)
+)
+OPEN_CHILD = Statement(
+    select(tasks.c.id).where(tasks.c.owner_id == bindparam("owner_id"), tasks.c.status != "done").limit(1)
+)
+OPEN_AMONG = Statement(select(tasks.c.id).where(tasks.c.id == any_(_IDS), tasks.c.status != "done"))
+CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindparam("conversation_id")))
+NEXT_INPUT = Statement(
+    select(inbox).where(inbox.c.conversation_id == bindparam("conversation_id")).order_by(inbox.c.position).limit(1)
+)
+ACTIVE_GENERATION = Statement(
+    select(tasks.c.id).where(
+        tasks.c.conversation_id == bindparam("conversation_id"),
+        tasks.c.kind == "generation",
+        tasks.c.status != "done",
+    )
+)
+LATEST_DOCUMENT = Statement(
+    select(documents)
+    .where(documents.c.session_id == bindparam("session_id"), documents.c.name == bindparam("name"))
+    .order_by(documents.c.version.desc())
+    .limit(1)
+)
+ATTEMPTS = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
+ATTEMPT_STEP = Statement(
+    select(attempts.c.step).where(attempts.c.task_id == bindparam("task_id"), attempts.c.fence == bindparam("fence"))
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbours:
+    """What hangs on some tasks that end: who waits for them, and whose end waits for theirs."""
+
+    waiters: Mapping[TaskId, Task]
+    open_dependencies: Mapping[TaskId, frozenset[TaskId]]
+    completing_owners: Mapping[TaskId, Task]
+    open_children: Mapping[TaskId, frozenset[TaskId]]
+
+
+class View:
+    """A session under its lock; further reads go through the same transaction."""
+
+    def __init__(
+        self, transaction: Transaction | None, session: Session, now: datetime, tasks: Mapping[TaskId, Task]
+    ) -> None:
+        self._transaction = transaction
+        self.session = session
+        self.now = now
+        self.tasks = tasks
+
+    def neighbours(self, ids: Sequence[TaskId]) -> Neighbours:
+        waiters, dependencies, owners, children = self._open.run(
+            LOCK_WAITERS(ids=list(ids)),
+            OPEN_DEPENDENCIES(ids=list(ids)),
+            LOCK_COMPLETING_OWNERS(ids=list(ids)),
+            OPEN_CHILDREN(ids=list(ids)),
+        )
+        return Neighbours(
+            waiters={row["id"]: rows.task(row) for row in waiters.rows},
+            open_dependencies=_grouped((row["waiter_id"], row["dependency_id"]) for row in dependencies.rows),
+            completing_owners={row["id"]: rows.task(row) for row in owners.rows},
+            open_children=_grouped((row["owner_id"], row["id"]) for row in children.rows),
+        )
+
+    def open_among(self, ids: Sequence[TaskId]) -> frozenset[TaskId]:
+        """Those of the tasks that have not ended."""
+        (result,) = self._open.run(OPEN_AMONG(ids=list(ids)))
+        return frozenset(row["id"] for row in result.rows)
+
+    def open_dependencies(self, waiter_id: TaskId) -> bool:
+        """Whether anything that a waiting task waits for is still open."""
+        (result,) = self._open.run(OPEN_DEPENDENCY(waiter_id=waiter_id))
+        return bool(result.rows)
+
+    def open_children(self, owner_id: TaskId) -> bool:
+        """Whether any task that a task owns is still open."""
+        (result,) = self._open.run(OPEN_CHILD(owner_id=owner_id))
+        return bool(result.rows)
+
+    def conversation(self, conversation_id: ConversationId) -> tuple[Conversation, Inbox | None, bool]:
+        """The conversation, its next inbox entry, and whether a generation of it is open."""
+        conversation, entry, active = self._open.run(
+            CONVERSATION(conversation_id=conversation_id),
+            NEXT_INPUT(conversation_id=conversation_id),
+            ACTIVE_GENERATION(conversation_id=conversation_id),
+        )
+        assert conversation.first is not None
+        return (
+            rows.conversation(conversation.first),
+            None if entry.first is None else rows.inbox(entry.first),
+            bool(active.rows),
+        )
+
+    def document(self, name: str) -> StoredDocument | None:
+        """The latest version of a document."""
+        (result,) = self._open.run(LATEST_DOCUMENT(session_id=self.session.id, name=name))
+        return None if result.first is None else rows.document(result.first)
+
+    def attempts(self, task_id: TaskId) -> list[Attempt]:
+        """All claims of a task, oldest first."""
+        (result,) = self._open.run(ATTEMPTS(task_id=task_id))
+        return [rows.attempt(row) for row in result.rows]
+
+    def attempt_step(self, task_id: TaskId, fence: int) -> int:
+        """The last step that was committed under this claim; 0 if none was."""
+        (result,) = self._open.run(ATTEMPT_STEP(task_id=task_id, fence=fence))
+        return 0 if result.first is None else int(result.first["step"])
+
+    @property
+    def _open(self) -> Transaction:
+        assert self._transaction is not None, "a new session has nothing to read"
+        return self._transaction
+
+
+def read_view(
+    transaction: Transaction, session_id: SessionId, task_ids: Sequence[TaskId], *, skip_locked: bool
+) -> View | None:
+    """Lock the session and the tasks and read them; None if `skip_locked` and somebody else holds the session."""
+    lock = LOCK_SESSION_IF_FREE if skip_locked else LOCK_SESSION
+    session, clock, locked = transaction.run(lock(session_id=session_id), CLOCK(), LOCK_TASKS(ids=sorted(task_ids)))
+    if session.first is None:
+        if skip_locked:
+            return None
+        raise UnknownSession(session_id)
+    assert clock.first is not None
+    return View(
+        transaction,
+        rows.session(session.first),
+        clock.first["now"],
+        {row["id"]: rows.task(row) for row in locked.rows},
+    )
+
+
+def _grouped(pairs: object) -> dict[TaskId, frozenset[TaskId]]:
+    groups: dict[TaskId, set[TaskId]] = {}
+    for key, value in pairs:  # type: ignore[attr-defined]
+        groups.setdefault(key, set()).add(value)
+    return {key: frozenset(values) for key, values in groups.items()}

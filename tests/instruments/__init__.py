@@ -1,0 +1,1 @@
+"""Instruments of the tests: fleets, child processes, proxies."""

@@ -1,0 +1,1 @@
+"""The smallest application: one agent with one tool."""

@@ -1,0 +1,12 @@
+"""Agents for tests: the model server's directives decide what they do."""
+
+from brain import Agent
+
+echo = Agent(name="echo", version=1, instructions="Echo what you are told.", tools=["echo"])
+worker = Agent(
+    name="worker",
+    version=1,
+    instructions="Do as you are told.",
+    tools=["echo", "note", "send_unsafe", "send_safe", "send_reconcile", "flaky", "slow", "batch"],
+    request_seconds=20,
+)

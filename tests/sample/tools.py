@@ -1,0 +1,135 @@
+"""Tools for tests. Effects are lines in the file that SAMPLE_EFFECTS names, so that every attempt can be counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hands import (
+    Document,
+    Done,
+    Fail,
+    Flow,
+    Next,
+    NotFound,
+    Retry,
+    ToolContext,
+    ToolError,
+    Unknown,
+    Wait,
+    phase,
+    tool,
+)
+
+
+def effects() -> list[str]:
+    """The effects so far, one line each."""
+    file = Path(os.environ["SAMPLE_EFFECTS"])
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def act(line: str) -> None:
+    """Take effect once."""
+    with Path(os.environ["SAMPLE_EFFECTS"]).open("a") as file:
+        file.write(line + "\n")
+
+
+@tool(replay="safe")
+def echo(text: str) -> str:
+    """Give back a text."""
+    return text
+
+
+@tool
+def note(text: str) -> str:
+    """Write a line; `error`, `retry` and `crash` in it fail in their own ways."""
+    act(f"note {text}")
+    if text.startswith("error"):
+        raise ToolError(text)
+    if text.startswith("retry"):
+        raise Retry(text, after=0.1)
+    if text.startswith("boom"):
+        raise RuntimeError(text)
+    return f"noted {text}"
+
+
+@tool(timeout=30)
+def send_unsafe(ctx: ToolContext, to: str, seconds: float = 0.0) -> str:
+    """Send without any way back."""
+    ctx.progress(f"sending to {to}\n")
+    act(f"unsafe {to} {ctx.operation_id}")
+    time.sleep(seconds)
+    return f"sent to {to}"
+
+
+@tool(replay="safe", timeout=30)
+def send_safe(ctx: ToolContext, to: str, seconds: float = 0.0) -> str:
+    """Send as often as need be."""
+    act(f"safe {to} {ctx.operation_id}")
+    time.sleep(seconds)
+    return f"sent to {to}"
+
+
+@tool(replay="reconcile", timeout=30, operation=lambda arguments: arguments.to)
+def send_reconcile(ctx: ToolContext, to: str, seconds: float = 0.0, mode: str = "") -> str:
+    """Send, and be able to find out whether it was sent."""
+    if mode == "cut before":
+        raise ConnectionError("cut before it was sent")
+    act(f"reconcile {to} {ctx.operation_id}")
+    if mode == "cut after":
+        raise ConnectionError("cut after it was sent")
+    time.sleep(seconds)
+    return f"sent to {to}"
+
+
+@send_reconcile.lookup(dedupes=True)
+def find_sent(ctx: ToolContext) -> object:
+    """Look for the effect of an operation."""
+    if ctx.operation_id.endswith("mystery"):
+        return Unknown
+    sent = [line for line in effects() if line.endswith(f" {ctx.operation_id}")]
+    return f"found {ctx.operation_id}" if sent else NotFound
+
+
+@tool(replay="safe", retries=5)
+def flaky(ctx: ToolContext, until: int) -> int:
+    """Fail until the attempt of this number."""
+    act(f"flaky {ctx.attempt}")
+    if ctx.attempt < until:
+        raise Retry("not yet", after=0.1)
+    return ctx.attempt
+
+
+@tool(replay="safe", timeout=60)
+def slow(seconds: float) -> float:
+    """Take time."""
+    time.sleep(seconds)
+    return seconds
+
+
+class Tally(Document, kind="tally"):
+    """What a batch has counted."""
+
+    counted: tuple[str, ...] = ()
+
+
+class Batch(Flow, name="batch", version=1):
+    """Run several notes, one child each, and count them."""
+
+    @phase
+    def start(self, texts: list[str]) -> object:
+        children = [self.spawn(note, {"text": text}) for text in texts]
+        self.update(Tally, lambda tally: Tally(counted=(*(tally.counted if tally else ()), "started")))
+        return Wait(children, phase="finish", checkpoint={"children": [str(child) for child in children]})
+
+    @phase
+    def finish(self) -> object:
+        return Next("report")
+
+    @phase
+    def report(self) -> object:
+        tally = self.document(Tally)
+        if tally is None:
+            return Fail("the tally is missing")
+        return Done({"counted": list(tally.counted), "children": self.checkpoint["children"]})

@@ -1,0 +1,109 @@
+"""Agents as their authors write them, and how a worker finds them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brain.agent import Agent, agents_in
+from shared.errors import BadDefinition
+
+WriteModule = Callable[[str], str]
+numbers = itertools.count()
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WriteModule]:
+    """Write a module with these lines into the working folder; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    written: list[str] = []
+
+    def write(lines: str) -> str:
+        name = f"agents_of_test_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(f"from brain.agent import Agent\n{lines}\n")
+        written.append(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+def test_an_agent_needs_a_name_a_version_and_instructions() -> None:
+    agent = Agent(name="notices", version=3, instructions="Send notices.")
+
+    assert (agent.model, agent.tools, agent.options) == (None, [], {})
+    assert (agent.request_seconds, agent.retries, agent.rounds) == (600, 8, 50)
+
+
+def test_an_agent_takes_tools_and_options() -> None:
+    agent = Agent(
+        name="a", version=1, instructions="", tools=["send_email", "find@2"], options={"temperature": 0.2}, model="m"
+    )
+
+    assert agent.tools == ["send_email", "find@2"]
+    assert agent.options == {"temperature": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("name", "Notices", "name: "),
+        ("version", 0, "version: "),
+        ("instructions", None, "instructions: "),
+        ("model", "", "model: "),
+        ("tools", ["send mail"], "'send mail' is not a tool's name"),
+        ("tools", ["send@0"], "'send@0' is not a tool's name"),
+        ("tools", ["send@1", "send@2"], "named more than once: send"),
+        ("tools", [print], "tools.0: "),
+        ("options", {"messages": []}, "not an option: messages"),
+        ("options", {"stream": True, "tools": []}, "not an option: stream, tools"),
+        ("options", {"stop": {1, 2}}, "set is no JSON type"),
+        ("request_seconds", 0, "request_seconds: "),
+        ("request_seconds", float("inf"), "request_seconds: "),
+        ("retries", -1, "retries: "),
+        ("rounds", 0, "rounds: "),
+        ("temperature", 1, "temperature: "),
+    ],
+)
+def test_a_bad_definition_is_refused_in_one_line(field: str, value: Any, problem: str) -> None:
+    fields: dict[str, Any] = {"name": "a", "version": 1, "instructions": "", field: value}
+
+    with pytest.raises(BadDefinition) as raised:
+        Agent(**fields)
+
+    assert problem in str(raised.value)
+    assert str(raised.value).startswith(f"agent {fields['name']!r}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_agents_are_found_by_name_with_their_versions_in_order(write_module: WriteModule) -> None:
+    newer = write_module(
+        "b = Agent(name='b', version=1, instructions='')\nn = Agent(name='a', version=10, instructions='')"
+    )
+    older = write_module(f"from {newer} import b\no = Agent(name='a', version=9, instructions='')\nlist_of_none = [o]")
+
+    found = agents_in([newer, older])
+
+    assert {name: [agent.version for agent in agents] for name, agents in found.items()} == {"a": [9, 10], "b": [1]}
+
+
+def test_two_different_agents_of_one_name_and_version_are_refused(write_module: WriteModule) -> None:
+    one = write_module("a = Agent(name='a', version=1, instructions='x')")
+    same = write_module("a = Agent(name='a', version=1, instructions='x')")
+    other = write_module("a = Agent(name='a', version=1, instructions='y')")
+
+    assert len(agents_in([one, same])["a"]) == 1
+    with pytest.raises(BadDefinition, match=f"a@1, one of them in {other}"):
+        agents_in([one, other])
+
+
+def test_a_missing_module_is_named() -> None:
+    with pytest.raises(BadDefinition, match="no_such_module_of_agents"):
+        agents_in(["no_such_module_of_agents"])

@@ -1,0 +1,262 @@
+"""How events become the request a model gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, render, request_digest
+from deploy.demo.model_server import transcript_problem
+from shared.model.event import (
+    ModelCall,
+    ModelError,
+    ModelInterrupted,
+    ModelOutput,
+    ModelRequest,
+    Payload,
+    SystemPromptSet,
+    ToolCallError,
+    ToolCallInterrupted,
+    ToolCallSuccess,
+    UnknownPayload,
+    Usage,
+    UserMessage,
+)
+from shared.model.json import Json
+from shared.model.tool import ToolSpec
+
+SEND = ToolSpec(
+    kind="tool:send",
+    name="send",
+    version=2,
+    description="Send it.",
+    parameters={"type": "object", "properties": {"to": {"type": "string"}}},
+    pool="hands.default",
+)
+
+
+def log(*payloads: Payload) -> list[ContextEvent]:
+    return [
+        ContextEvent(seq=seq, type=payload.event_type, version=payload.event_version, payload=payload)
+        for seq, payload in enumerate(payloads, start=1)
+    ]
+
+
+def body(events: list[ContextEvent], *, cutoff: int = 10_000, specs: tuple[ToolSpec, ...] = ()) -> dict[str, Any]:
+    request = ModelRequest(agent="a", agent_version=1, model="m", options={"temperature": 0}, tools=[], cutoff=cutoff)
+    return render(events, request, specs)
+
+
+def messages(*payloads: Payload) -> list[dict[str, Any]]:
+    rendered = body(log(*payloads))["messages"]
+    assert transcript_problem(rendered) is None
+    return list(rendered)
+
+
+def prompt(text: str = "Be kind.") -> SystemPromptSet:
+    return SystemPromptSet(agent="a", agent_version=1, instructions=text)
+
+
+def user(text: str = "Hello.") -> UserMessage:
+    return UserMessage(text=text, submission="s")
+
+
+def output(*calls: ModelCall, text: str = "", finish_reason: str = "stop", refusal: str | None = None) -> ModelOutput:
+    return ModelOutput(
+        text=text,
+        calls=list(calls),
+        finish_reason=finish_reason,
+        refusal=refusal,
+        model="m",
+        usage=Usage(),
+        request_digest="",
+    )
+
+
+def call(id: str, arguments: str = "{}", name: str = "send") -> ModelCall:
+    return ModelCall(call_id=id, provider_id=f"raw-{id}", name=name, arguments=arguments)
+
+
+def told(id: str | None) -> dict[str, Any]:
+    return {"call_id": id, "tool": "send", "version": 2, "arguments": {}, "operation_id": "o", "replay": "unsafe"}
+
+
+def success(id: str | None, result: Json = "sent") -> ToolCallSuccess:
+    return ToolCallSuccess(**told(id), result=result)
+
+
+def error(id: str, text: str = "no such address") -> ToolCallError:
+    return ToolCallError(**told(id), error=text)
+
+
+def interrupted(id: str, partial: str = "") -> ToolCallInterrupted:
+    return ToolCallInterrupted(**told(id), partial=partial, error="the worker was killed")
+
+
+def test_the_body_carries_model_options_messages_and_the_offered_tools() -> None:
+    rendered = body(log(prompt(), user()), specs=(SEND,))
+
+    function = {"name": "send", "description": "Send it.", "parameters": SEND.parameters}
+    assert rendered == {
+        "temperature": 0,
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello."}],
+        "tools": [{"type": "function", "function": function}],
+    }
+
+
+def test_without_tools_none_are_mentioned() -> None:
+    assert "tools" not in body(log(user()))
+
+
+def test_the_last_system_prompt_stands_first() -> None:
+    said = messages(prompt("old"), user(), output(text="Hi."), prompt("new"), user("More."))
+
+    assert [message["content"] for message in said] == ["new", "Hello.", "Hi.", "More."]
+    assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
+
+
+@pytest.mark.promise("E11", "F9")
+@pytest.mark.case("anthropics/claude-code#39830")
+def test_each_call_is_followed_by_its_own_result_in_the_order_of_the_calls() -> None:
+    calls = (call("a", '{"to": "x"}'), call("b"), call("c"))
+
+    said = messages(user(), output(*calls), interrupted("c", "half"), error("b"), success("a", {"z": 1, "a": "é"}))
+
+    assert said[1] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "send", "arguments": '{"to": "x"}'}},
+            {"id": "b", "type": "function", "function": {"name": "send", "arguments": "{}"}},
+            {"id": "c", "type": "function", "function": {"name": "send", "arguments": "{}"}},
+        ],
+    }
+    assert [(message["role"], message["tool_call_id"]) for message in said[2:]] == [
+        ("tool", "a"),
+        ("tool", "b"),
+        ("tool", "c"),
+    ]
+    assert said[2]["content"] == '{"a":"é","z":1}'
+    assert said[3]["content"] == "error: no such address"
+    assert "unknown" in said[4]["content"]
+    assert said[4]["content"].endswith("half")
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.case("Yanyutin753/LambChat#496")
+def test_a_message_stored_between_a_call_and_its_result_comes_after_the_result() -> None:
+    said = messages(user(), output(call("a"), text="Sending."), user("Wait!"), success("a"))
+
+    assert [message["role"] for message in said] == ["user", "assistant", "tool", "user"]
+    assert said[1]["content"] == "Sending."
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.case("langchain-ai/langgraph#4289")
+def test_a_call_without_result_stops_the_request() -> None:
+    events = log(user(), output(call("a"), call("b")), success("a"))
+
+    with pytest.raises(OpenCall) as raised:
+        body(events)
+
+    assert raised.value.call_id == "b"
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
+@pytest.mark.case("pydantic/pydantic-ai#3118")
+def test_calls_of_a_cut_reply_were_never_run_and_are_not_replayed(finish_reason: str) -> None:
+    said = messages(user(), output(call("a"), text="Now", finish_reason=finish_reason), user("Go on."))
+
+    assert said[1] == {"role": "assistant", "content": "Now"}
+
+
+@pytest.mark.promise("E11", "E12")
+@pytest.mark.case("pydantic/pydantic-ai#2961")
+def test_a_reply_that_said_nothing_is_not_replayed() -> None:
+    said = messages(user(), output(), output(text=" "), output(refusal="No."), user("Please."))
+
+    assert [message["role"] for message in said] == ["user", "user"]
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.case("pydantic/pydantic-ai#4430")
+@pytest.mark.parametrize("arguments", ['{"to": "x', "", "null", "[1]"])
+def test_arguments_that_are_no_object_are_replayed_as_an_empty_one(arguments: str) -> None:
+    said = messages(user(), output(call("a", arguments)), error("a"))
+
+    assert said[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.parametrize(("name", "replayed"), [("send mail!", "send_mail_"), ("", "_"), ("x" * 99, "x" * 64)])
+def test_a_name_that_no_tool_can_have_is_replayed_in_a_form_that_providers_read(name: str, replayed: str) -> None:
+    said = messages(user(), output(call("a", name=name)), error("a"))
+
+    assert said[1]["tool_calls"][0]["function"]["name"] == replayed
+
+
+@pytest.mark.promise("E11")
+def test_each_call_has_one_result_and_what_is_known_wins_over_what_was_unknown() -> None:
+    said = messages(
+        user(), output(call("a"), call("b")), interrupted("a"), success("b"), success("a", "late"), error("b")
+    )
+
+    assert [message["content"] for message in said[2:]] == ["late", "sent"]
+
+
+def test_results_of_calls_that_a_flow_made_are_no_part_of_the_dialogue() -> None:
+    assert len(messages(user(), success(None), output(text="Hi."))) == 2
+
+
+@pytest.mark.promise("E4", "B8")
+def test_interrupted_and_failed_attempts_are_not_in_the_context() -> None:
+    said = messages(
+        user(),
+        ModelInterrupted(text="I will", reason="cut", usage=Usage()),
+        ModelError(error="500"),
+        output(text="Hi."),
+    )
+
+    assert [message["content"] for message in said] == ["Hello.", "Hi."]
+
+
+@pytest.mark.promise("B8")
+@pytest.mark.hazard(24)
+def test_an_event_of_a_newer_version_is_never_left_out_in_silence() -> None:
+    events = [
+        *log(user()),
+        ContextEvent(seq=2, type="tool_call_deferred", version=3, payload=UnknownPayload(content={})),
+    ]
+
+    with pytest.raises(UnreadableEvent, match=r"event 2 \(tool_call_deferred version 3\)"):
+        body(events)
+
+
+@pytest.mark.promise("E2")
+def test_what_came_after_the_cutoff_does_not_change_the_request() -> None:
+    events = log(prompt(), user(), output(call("a")), success("a"), user("Later."), prompt("Later."))
+
+    assert request_digest(body(events, cutoff=4)) == request_digest(body(events[:4]))
+    assert request_digest(body(events, cutoff=5)) != request_digest(body(events[:4]))
+
+
+@pytest.mark.promise("E2", "B8")
+def test_the_digest_depends_on_what_is_said_and_not_on_the_order_of_keys() -> None:
+    rendered = body(log(prompt(), user()))
+
+    assert request_digest(rendered) == request_digest(json.loads(json.dumps(dict(reversed(rendered.items())))))
+
+
+@pytest.mark.promise("E11")
+def test_whatever_order_the_results_arrive_in_the_request_is_the_same() -> None:
+    results = (success("a"), error("b"), interrupted("c"))
+    opened = (user(), output(call("a"), call("b"), call("c")))
+
+    rendered = {json.dumps(body(log(*opened, *order))) for order in itertools.permutations(results)}
+
+    assert len(rendered) == 1
