@@ -9,7 +9,9 @@ hands the next one, prepared, to the same worker in one commit.
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,7 +43,8 @@ from shared.model.session import Conversation
 from shared.model.task import Done, Fail, Next, Outcome, Requirement, Sleep, Task, Transition, Wait
 from shared.model.tool import ToolSpec
 from shared.runtime.settings import settings
-from shared.store import reads, rows, workers
+from shared.store import reads, workers
+from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", *RESULT_TYPES)
@@ -50,22 +53,24 @@ PIN_SECONDS = 60.0
 SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
 MISSING_TOOL_SECONDS = 3.0
+CATALOGUE_SECONDS = 1.0
 
 Agents = Mapping[tuple[str, int], Agent]
 
 
 def generation_kind(agents: Agents) -> Kind:
     """The generation task for these agents."""
-    request = Phase(run=partial(_request, agents), seconds=partial(_request_seconds, agents))
+    catalogue = Catalogue()
+    request = Phase(run=partial(_request, agents, catalogue), seconds=partial(_request_seconds, agents))
     return Kind(
         name=intake.GENERATION,
         version=intake.GENERATION_VERSION,
         first="prepare",
         phases={
-            "prepare": Phase(run=partial(_prepare, agents), seconds=_pin_seconds, pinned=True),
+            "prepare": Phase(run=partial(_prepare, agents, catalogue), seconds=_pin_seconds, pinned=True),
             "request": request,
             "retry": request,
-            "tools": Phase(run=partial(_close, agents), seconds=_pin_seconds, pinned=True),
+            "tools": Phase(run=partial(_close, agents, catalogue), seconds=_pin_seconds, pinned=True),
         },
     )
 
@@ -96,18 +101,25 @@ def _agent(agents: Agents, name: str, version: int | None) -> Agent:
     return agents[name, version or newest]
 
 
-def _prepare(agents: Agents, run: Run) -> Step:
-    conversation, specs = _read_pins(run)
+class Catalogue:
+    """The published tools, read again when they are a second old."""
+
+    def __init__(self) -> None:
+        self._specs: Sequence[ToolSpec] = ()
+        self._read_at = -math.inf
+
+    def specs(self, database: Database) -> Sequence[ToolSpec]:
+        if time.monotonic() - self._read_at >= CATALOGUE_SECONDS:
+            self._specs = workers.read_catalogue(database)
+            self._read_at = time.monotonic()
+        return self._specs
+
+
+def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
+    conversation = run.conversation
     agent = _agent(agents, conversation.agent, conversation.agent_version)
+    specs = catalogue.specs(run.database)
     return _prepare_step(agent, conversation, specs, task=run.task, causes=[run.task.cause])
-
-
-def _read_pins(run: Run) -> tuple[Conversation, list[ToolSpec]]:
-    conversation, catalogue = run.database.run(
-        reads.CONVERSATION(conversation_id=run.task.conversation_id), workers.CATALOGUE()
-    )
-    assert conversation.first is not None
-    return rows.conversation(conversation.first), [rows.tool_spec(row) for row in catalogue.rows]
 
 
 def _prepare_step(
@@ -157,12 +169,14 @@ def _pin(
     return Next("request", checkpoint={"request_seq": seq, "request": request.model_dump(mode="json"), "retries": 0})
 
 
-def _request(agents: Agents, run: Run) -> Step:
+def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     """Call the model with the pinned request, and say what to store."""
     task = run.task
     request = ModelRequest.model_validate(task.checkpoint["request"])
     agent = _agent(agents, request.agent, request.agent_version)
-    events, specs = _read_context(run, request)
+    events = _read_context(run, request)
+    published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
+    specs = [published[tool.name, tool.version] for tool in request.tools]
     body = prompt.render(events, request, specs)
     digest = prompt.request_digest(body)
     key = settings().openai_api_key
@@ -193,27 +207,18 @@ def _request(agents: Agents, run: Run) -> Step:
     return Step(partial(_store_reply, task=task, agent=agent, reply=reply, decision=decision, digest=digest))
 
 
-def _read_context(run: Run, request: ModelRequest) -> tuple[list[prompt.ContextEvent], list[ToolSpec]]:
-    context, catalogue = run.database.run(
-        reads.CONTEXT(
-            session_id=run.task.session_id,
-            conversation_id=run.task.conversation_id,
-            cutoff=request.cutoff,
-            types=list(CONTEXT_TYPES),
-        ),
-        workers.CATALOGUE(),
-    )
-    events = [
+def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
+    assert run.task.conversation_id is not None
+    found = reads.context(run.database, run.task.session_id, run.task.conversation_id, request.cutoff, CONTEXT_TYPES)
+    return [
         prompt.ContextEvent(
             seq=row["seq"],
             type=row["type"],
             version=row["version"],
             payload=read_payload(row["type"], row["version"], row["payload"]),
         )
-        for row in context.rows
+        for row in found
     ]
-    known = {(spec.name, spec.version): spec for spec in map(rows.tool_spec, catalogue.rows)}
-    return events, [known[tool.name, tool.version] for tool in request.tools]
 
 
 def _store_interruption(draft: Draft, *, task: Task, agent: Agent, event: ModelInterrupted, digest: str) -> Transition:
@@ -339,10 +344,10 @@ def _refuse_call(draft: Draft, task: Task, planned: PlannedCall, error: str, out
     draft.event(payload, causes=[output_seq], task=task)
 
 
-def _close(agents: Agents, run: Run) -> Step:
+def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     """All results are in: end this round and prepare the next request."""
     task = run.task
-    conversation, catalogue = _read_pins(run)
+    conversation = run.conversation
     (results,) = run.database.run(
         reads.SEQS_AFTER(
             session_id=task.session_id,
@@ -361,7 +366,7 @@ def _close(agents: Agents, run: Run) -> Step:
         round_number=task.input["round"] + 1,
         now=task.created_at,
     )
-    first_step = _prepare_step(agent, conversation, catalogue, task=onward, causes=causes)
+    first_step = _prepare_step(agent, conversation, catalogue.specs(run.database), task=onward, causes=causes)
 
     def close(draft: Draft) -> Transition:
         draft.hand_on(replace(onward, created_at=draft.now), first_step)

@@ -14,7 +14,7 @@ from datetime import datetime
 
 from shared.engine.definition import Step
 from shared.kernel import chain, intake, moves
-from shared.model.commit import AttemptStep, Commit, InboxEntry, SubmissionEnd, TaskChange
+from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, SubmissionEnd, TaskChange
 from shared.model.document import StoredDocument
 from shared.model.event import Event, Payload, SubmissionDone, TaskCreated, UserMessage
 from shared.model.ids import ConversationId, SubmissionId, TaskId, WorkerId, new_task_id
@@ -55,7 +55,7 @@ class Draft:
         self._waits_over: list[TaskId] = []
         self._conversations: list[Conversation] = []
         self._documents: dict[str, StoredDocument] = {}
-        self._attempts: list[Attempt] = []
+        self._attempts: dict[tuple[TaskId, int], NewAttempt] = {}
         self._attempt_steps: list[AttemptStep] = []
         self._new_submissions: list[Submission] = []
         self._submissions_started: list[SubmissionId] = []
@@ -130,18 +130,17 @@ class Draft:
         )
         assert claimed.deadline is not None
         self.change(claimed)
-        self._attempts.append(
-            Attempt(
-                task_id=task.id,
-                fence=claimed.fence,
-                worker_id=worker_id,
-                phase=task.phase,
-                started_at=self.now,
-                deadline=claimed.deadline,
-                progress="",
-                late_result=None,
-            )
+        attempt = Attempt(
+            task_id=task.id,
+            fence=claimed.fence,
+            worker_id=worker_id,
+            phase=task.phase,
+            started_at=self.now,
+            deadline=claimed.deadline,
+            progress="",
+            late_result=None,
         )
+        self._attempts[task.id, claimed.fence] = NewAttempt(attempt=attempt, step=0, ended=False)
         return claimed
 
     def record_step(self, owned: Task, *, progress: str | None, deadline: datetime | None) -> None:
@@ -149,16 +148,15 @@ class Draft:
 
         `deadline` is the next phase's, where the attempt goes on; None ends it.
         """
-        self._attempt_steps.append(
-            AttemptStep(
-                task_id=owned.id,
-                fence=owned.fence,
-                step=owned.step + 1,
-                progress=progress,
-                deadline=deadline,
-                ended=deadline is None,
+        step = owned.step + 1
+        new = self._attempts.get((owned.id, owned.fence))
+        if new is None:
+            self._attempt_steps.append(
+                AttemptStep(task_id=owned.id, fence=owned.fence, step=step, progress=progress, deadline=deadline)
             )
-        )
+        else:
+            attempt = replace(new.attempt, deadline=deadline or new.attempt.deadline)
+            self._attempts[owned.id, owned.fence] = NewAttempt(attempt=attempt, step=step, ended=deadline is None)
 
     def finish(self, task: Task, outcome: Outcome, *, result: Json = None, error: str | None = None) -> None:
         """Decide the task's outcome; it is done now, or completing until the work it owns has ended."""
@@ -290,7 +288,7 @@ class Draft:
             ),
             waits=tuple((waiter, each) for waiter, dependencies in self._waits.items() for each in dependencies),
             waits_over=tuple(self._waits_over),
-            attempts=tuple(self._attempts),
+            attempts=tuple(self._attempts.values()),
             attempt_steps=tuple(self._attempt_steps),
             new_submissions=tuple(self._new_submissions),
             submissions_started=tuple(self._submissions_started),
@@ -317,7 +315,7 @@ class Draft:
         ended_generations: list[ConversationId] = []
         while self._finishing:
             finishing, self._finishing = self._finishing, {}
-            around = self.view.neighbours(list(finishing))
+            around = self.view.neighbours([self.task(task_id) for task_id in finishing])
             for task_id, (outcome, result, error) in finishing.items():
                 task = self.task(task_id)
                 if self._open_children(task_id, around.open_children.get(task_id, frozenset()), finishing):

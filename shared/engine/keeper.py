@@ -2,17 +2,21 @@
 
 It renews at a third of the lease, on a connection of its own, never past the deadline of a phase. In a process that
 must not act after its lease (Hands), it also arms a kernel timer: SIGALRM with its default action ends the process at
-the end of the lease, even while it holds the GIL, is cut off from Postgres, or was stopped and goes on.
+the end of the lease, even while it holds the GIL, is cut off from Postgres, or was stopped and goes on. A guard beside
+the process kills what the process started, and itself while it is stopped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import signal
 import threading
 import time
 from dataclasses import dataclass
 
+from shared.engine.guard import Guard
 from shared.errors import ServerUnavailable
 from shared.model.ids import TaskId
 from shared.model.worker import WorkerInfo
@@ -44,6 +48,7 @@ class Keeper:
         self._lease_seconds = lease_seconds
         self._renew_below = lease_seconds * 2 / 3
         self._ends_process = ends_process
+        self._guard: Guard | None = None
         self._held: dict[TaskId, Held] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -52,6 +57,8 @@ class Keeper:
         self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
 
     def start(self) -> None:
+        if self._ends_process and os.getpgrp() == os.getpid():
+            self._guard = Guard()
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,9 +109,20 @@ class Keeper:
     def _arm(self) -> None:
         if not self._ends_process:
             return
-        ends = [held.until for held in self._held.values()]
-        seconds = max(0.001, min(ends) - time.monotonic()) if ends else 0.0
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        until = min((held.until for held in self._held.values()), default=math.inf)
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            signal.raise_signal(signal.SIGALRM)  # the lease ended before this process came to arm its timer
+        signal.setitimer(signal.ITIMER_REAL, 0.0 if until == math.inf else max(0.001, seconds))
+        self._tell_guard(until)
+
+    def _tell_guard(self, until: float) -> None:
+        if self._guard is None:
+            return
+        try:
+            self._guard.allow(until)
+        except OSError as error:
+            log.warning("guard_does_not_listen error=%s", type(error).__name__)
 
     def _keep(self) -> None:
         while not self._stopping:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from shared.errors import ServerUnavailable
+from shared.model.session import Conversation
 from shared.model.task import Attempt, Task
-from shared.store import attempts
+from shared.store import attempts, reads
 from shared.store.database import TRANSIENT, Database
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,16 @@ PROGRESS_SECONDS = 0.3
 class Run:
     """What a phase works with. Progress may be lost and decides nothing."""
 
-    def __init__(self, task: Task, database: Database, soft_database: Database, stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        database: Database,
+        soft_database: Database,
+        stopped: Callable[[], bool],
+        conversation: Conversation | None = None,
+    ) -> None:
         self.task = task
+        self._conversation = conversation
         self.database = database
         self._soft_database = soft_database
         self._stopped = stopped
@@ -37,6 +46,14 @@ class Run:
     def shown(self) -> str | None:
         """All progress so far; None if there was none."""
         return self._shown or None
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation of the task, as it was looked at before the claim or is read now."""
+        if self._conversation is None:
+            assert self.task.conversation_id is not None
+            self._conversation = reads.conversation(self.database, self.task.conversation_id)
+        return self._conversation
 
     def progress(self, text: str) -> None:
         """Show more output of this attempt."""

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from shared.bus.bell import Bell
 from shared.engine import endings, steps
@@ -24,6 +25,7 @@ from shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json
+from shared.model.session import Conversation
 from shared.model.task import Status, Task
 from shared.model.worker import WorkerInfo
 from shared.store import attempts, reads
@@ -123,7 +125,7 @@ class Worker:
         if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
             return None
         try:
-            return phase.run(self._run(look.task))
+            return phase.run(self._run(look.task, look.conversation))
         except Exception:
             log.exception("phase_failed task=%s kind=%s phase=%s", look.task.id, look.task.kind, look.task.phase)
             return None
@@ -201,8 +203,9 @@ class Worker:
         assert task.deadline is not None
         return max(self._lease_seconds, self.keeper.seconds_left(task.id, task.fence))
 
-    def _run(self, task: Task) -> Run:
-        return Run(task, self.database, self._soft_database, lambda: self.keeper.lost(task.id, task.fence))
+    def _run(self, task: Task, conversation: Conversation | None = None) -> Run:
+        stopped = partial(self.keeper.lost, task.id, task.fence)
+        return Run(task, self.database, self._soft_database, stopped, conversation)
 
     def _keep_evidence(self, task: Task, evidence: Json) -> None:
         if evidence is not None:

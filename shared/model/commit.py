@@ -31,6 +31,15 @@ class TaskChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewAttempt:
+    """A claim made by this commit, and the last step that it commits at once (0 if none)."""
+
+    attempt: Attempt
+    step: int
+    ended: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStep:
     """A step that an attempt committed, with what it had shown until then."""
 
@@ -40,8 +49,7 @@ class AttemptStep:
     progress: str | None
     """Text shown so far; None leaves what is stored."""
     deadline: datetime | None
-    """The next phase's deadline, when the attempt goes on."""
-    ended: bool
+    """The next phase's deadline, when the attempt goes on; None ends it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +87,7 @@ class Commit:
     """New waits, as (waiter, dependency)."""
     waits_over: tuple[TaskId, ...] = ()
     """Waiters whose waits are settled."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[NewAttempt, ...] = ()
     attempt_steps: tuple[AttemptStep, ...] = ()
     new_submissions: tuple[Submission, ...] = ()
     submissions_started: tuple[SubmissionId, ...] = ()

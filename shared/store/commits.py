@@ -2,8 +2,7 @@
 
     BEGIN | lock the session | clock | lock the tasks                  one round trip, each its own statement
     fill: decide the write set from what was read under the lock
-    write everything, and see that each guarded write touched its row  one round trip
-    COMMIT
+    write everything, each guarded write on its row, and COMMIT         one round trip
 
 The session row is locked FOR NO KEY UPDATE, which lets foreign keys pass. Lock order: session, task by id, then hints.
 Only holders of the session's lock wait for its task rows; leases are renewed with SKIP LOCKED, so nothing can deadlock.
@@ -17,11 +16,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
-from sqlalchemy import ARRAY, Double, Text, Uuid, any_, bindparam, case, delete, func, insert, update
+from sqlalchemy import ARRAY, Boolean, Double, Text, Uuid, any_, bindparam, case, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
-from shared.model.commit import Commit, Guard, InboxEntry
+from shared.model.commit import Commit, Guard, InboxEntry, NewAttempt
 from shared.model.ids import SessionId, TaskId
 from shared.model.submission import Submission
 from shared.model.task import Status, Task
@@ -77,8 +76,8 @@ def apply(
                 commit = fill(view)
                 if commit is None:
                     return None
-                write(transaction, commit)
                 sent = commit
+                transaction.write(_moves(commit), _additions(commit), commit=True)
             return commit
         except (*TRANSIENT, ServerUnavailable) as error:
             log.info("commit_retried session=%s error=%s", session_id, type(error).__name__)
@@ -87,20 +86,12 @@ def apply(
 
 
 def create(transaction: Transaction, fill: Callable[[datetime], Commit]) -> Commit:
-    """Store a new session whole in an open transaction; nothing is locked."""
+    """Store a new session whole in an open transaction, and leave it open; nothing is locked."""
     (clock,) = transaction.run(CLOCK())
     assert clock.first is not None
     commit = fill(clock.first["now"])
-    write(transaction, commit)
+    transaction.write(_moves(commit), _additions(commit))
     return commit
-
-
-def write(transaction: Transaction, commit: Commit) -> None:
-    """Send the whole write set in one round trip. Raises StaleWrite if a guarded row had moved."""
-    calls = _calls(commit)
-    for call, result in zip(calls, transaction.run(*calls), strict=True):
-        if call.rows is not None and result.count != call.rows:
-            raise StaleWrite(f"a row of session {commit.session.id} was changed by somebody else")
 
 
 def queue(transaction: Transaction, entry: InboxEntry, intake: Task) -> None:
@@ -161,8 +152,11 @@ MOVE_TASK = Statement(
 )
 INSERT_WAIT = Statement(insert(waits).values({column.name: bindparam(column.name) for column in waits.c}))
 END_WAITS = Statement(delete(waits).where(waits.c.waiter_id == any_(bindparam("ids", type_=ARRAY(Uuid)))))
-_ATTEMPT_COLUMNS = ("task_id", "fence", "worker_id", "phase", "started_at", "deadline")
-INSERT_ATTEMPT = Statement(insert(attempts).values({name: bindparam(name) for name in _ATTEMPT_COLUMNS}))
+_ENDED_AT = case((bindparam("ended", type_=Boolean), func.clock_timestamp()), else_=None)
+_ATTEMPT_COLUMNS = ("task_id", "fence", "worker_id", "phase", "started_at", "deadline", "step")
+INSERT_ATTEMPT = Statement(
+    insert(attempts).values({**{name: bindparam(name) for name in _ATTEMPT_COLUMNS}, "ended_at": _ENDED_AT})
+)
 STEP_ATTEMPT = Statement(
     update(attempts)
     .where(attempts.c.task_id == bindparam("attempt_task"), attempts.c.fence == bindparam("attempt_fence"))
@@ -170,7 +164,7 @@ STEP_ATTEMPT = Statement(
         step=bindparam("step"),
         deadline=func.coalesce(bindparam("phase_deadline", type_=attempts.c.deadline.type), attempts.c.deadline),
         progress=func.coalesce(bindparam("shown", type_=Text), attempts.c.progress),
-        ended_at=case((bindparam("ended", type_=attempts.c.step.type) == 1, func.clock_timestamp()), else_=None),
+        ended_at=_ENDED_AT,
     )
 )
 INSERT_SUBMISSION = Statement(
@@ -240,26 +234,32 @@ INSERT_HINT = Statement(
 DELETE_HINTS = Statement(delete(outbox).where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid)))))
 
 
-def _calls(commit: Commit) -> list[Call]:
-    calls = [_head(commit)]
-    calls += [SAVE_CONVERSATION(**rows.conversation_row(each)) for each in commit.conversations]
-    calls += [insert_submission(each).must_touch(1) for each in commit.new_submissions]
-    calls += [
-        MOVE_TASK(
-            task_id=change.before.id,
-            fence_before=change.before.fence,
-            status_before=change.before.status,
-            **rows.task_change_row(change.after),
-        ).must_touch(1)
-        for change in commit.changes
+def _moves(commit: Commit) -> list[Call]:
+    """What changes rows that are there; it goes first, so that an ended generation makes room for the next."""
+    return [
+        _head(commit),
+        *(
+            MOVE_TASK(
+                task_id=change.before.id,
+                fence_before=change.before.fence,
+                status_before=change.before.status,
+                **rows.task_change_row(change.after),
+            ).must_touch(1)
+            for change in commit.changes
+        ),
     ]
+
+
+def _additions(commit: Commit) -> list[Call]:
+    calls = [SAVE_CONVERSATION(**rows.conversation_row(each)) for each in commit.conversations]
+    calls += [insert_submission(each).must_touch(1) for each in commit.new_submissions]
     calls += [INSERT_TASK(**rows.task_row(each)) for each in commit.new_tasks]
     calls += [INSERT_EVENT(**rows.event_row(each)) for each in commit.events]
     calls += [INSERT_DOCUMENT(**rows.document_row(each)) for each in commit.documents]
     if commit.waits_over:
         calls.append(END_WAITS(ids=list(commit.waits_over)))
     calls += [INSERT_WAIT(waiter_id=waiter, dependency_id=dependency) for waiter, dependency in commit.waits]
-    calls += [INSERT_ATTEMPT(**{name: getattr(each, name) for name in _ATTEMPT_COLUMNS}) for each in commit.attempts]
+    calls += [_attempt(each) for each in commit.attempts]
     calls += [
         STEP_ATTEMPT(
             attempt_task=each.task_id,
@@ -267,7 +267,7 @@ def _calls(commit: Commit) -> list[Call]:
             step=each.step,
             shown=each.progress,
             phase_deadline=each.deadline,
-            ended=int(each.ended),
+            ended=each.deadline is None,
         )
         for each in commit.attempt_steps
     ]
@@ -284,6 +284,20 @@ def _calls(commit: Commit) -> list[Call]:
         calls.append(DELETE_HINTS(ids=list(commit.no_longer_pending)))
     calls += [insert_hint(each, commit.session.tenant, commit.hint_delays.get(each.id, 0)) for each in commit.pending]
     return calls
+
+
+def _attempt(new: NewAttempt) -> Call:
+    attempt = new.attempt
+    return INSERT_ATTEMPT(
+        task_id=attempt.task_id,
+        fence=attempt.fence,
+        worker_id=attempt.worker_id,
+        phase=attempt.phase,
+        started_at=attempt.started_at,
+        deadline=attempt.deadline,
+        step=new.step,
+        ended=new.ended,
+    )
 
 
 def _head(commit: Commit) -> Call:

@@ -10,30 +10,36 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import RawCursor
 from psycopg.rows import dict_row
 from sqlalchemy import ClauseElement, Engine, create_engine
 from sqlalchemy import exc as sqlalchemy_errors
+from sqlalchemy import text as sqlalchemy_text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from shared.errors import ServerUnavailable
+from shared.errors import ServerUnavailable, StaleWrite
 
 log = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.Connection[Any]
 
-_DIALECT = PGDialect_psycopg()  # type: ignore[no-untyped-call]
+_DIALECT = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+_NUMBER = re.compile(r"\$(\d+)")
+_PLACEHOLDER = re.compile(r"\$(\d+)(::[A-Z]+(?: WITH TIME ZONE)?(?:\[\])?)?")
 
 TRANSIENT = (
     psycopg.OperationalError,
@@ -53,22 +59,41 @@ class Statement:
         self._construct = construct
 
     @cached_property
-    def text(self) -> bytes:
-        return str(self._compiled).encode()
-
-    @cached_property
-    def constants(self) -> dict[str, object]:
-        """Values that were written into the statement and travel as parameters."""
-        return {name: bind.value for name, bind in self._compiled.binds.items() if not bind.required}
-
-    @cached_property
-    def _compiled(self) -> SQLCompiler:
-        compiled = self._construct.compile(dialect=_DIALECT)
-        assert isinstance(compiled, SQLCompiler)
-        return compiled
+    def sql(self) -> Sql:
+        return _compile(self._construct)
 
     def __call__(self, **parameters: object) -> Call:
-        return Call(self, {**self.constants, **parameters})
+        return Call(self, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """Statement text with $1, $2 ... and the names of the parameters in that order."""
+
+    text: str
+    names: tuple[str, ...]
+
+
+def _compile(construct: ClauseElement) -> Sql:
+    """Values written into a statement stay in its text, so that plans can rely on them (partial indexes)."""
+    compiled = construct.compile(dialect=_DIALECT)
+    assert isinstance(compiled, SQLCompiler)
+    names: list[str] = []
+
+    def place(match: re.Match[str]) -> str:
+        name = (compiled.positiontup or [])[int(match[1]) - 1]
+        bind = compiled.binds[name]
+        if not bind.required:
+            return "NULL" if bind.value is None else compiled.render_literal_value(bind.value, bind.type)
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}{match[2] or ''}"
+
+    return Sql(_PLACEHOLDER.sub(place, str(compiled)), tuple(names))
+
+
+TOGETHER = 16
+"""Writes in one statement at the most, to bound what the server must plan at once."""
 
 
 class Call:
@@ -80,6 +105,10 @@ class Call:
         self.statement = statement
         self.parameters = parameters
         self.rows = rows
+
+    @property
+    def sql(self) -> Sql:
+        return self.statement.sql
 
     def must_touch(self, rows: int) -> Call:
         return Call(self.statement, self.parameters, rows)
@@ -99,17 +128,27 @@ class Result:
         return self.rows[0] if self.rows else None
 
 
-def run(connection: Connection, *calls: Call, begin: bool = False) -> list[Result]:
+def run(connection: Connection, *calls: Call | Writes, begin: bool = False) -> list[Result]:
     """Send all calls in one round trip and return their results in order."""
     with connection.pipeline():
         if begin:
             connection.execute("BEGIN")
         cursors = [_execute(connection, call) for call in calls]
-    return [Result(cursor.fetchall() if cursor.description is not None else [], cursor.rowcount) for cursor in cursors]
+    return [_result(cursor) for cursor in cursors]
 
 
-def _execute(connection: Connection, call: Call) -> psycopg.Cursor[Row]:
-    return connection.cursor(row_factory=dict_row).execute(call.statement.text, call.parameters)
+def _result(cursor: RawCursor[Row]) -> Result:
+    gave_rows = cursor.pgresult is not None and cursor.pgresult.nfields > 0
+    return Result(cursor.fetchall() if gave_rows else [], cursor.rowcount)
+
+
+def _execute(connection: Connection, call: Call | Writes) -> RawCursor[Row]:
+    sql, parameters = call.sql, call.parameters
+    cursor = RawCursor(connection, row_factory=dict_row)
+    return cursor.execute(sql.text.encode(), [parameters[name] for name in sql.names])
+
+
+COMMIT = Statement(sqlalchemy_text("COMMIT"))
 
 
 class Transaction:
@@ -118,10 +157,60 @@ class Transaction:
     def __init__(self, connection: Connection, *, begun: bool = False) -> None:
         self._connection = connection
         self._begun = begun
+        self.ended = False
 
-    def run(self, *calls: Call) -> list[Result]:
+    def run(self, *calls: Call | Writes) -> list[Result]:
         begin, self._begun = not self._begun, True
         return run(self._connection, *calls, begin=begin)
+
+    def write(self, *groups: Sequence[Call], commit: bool = False) -> None:
+        """Send groups of writes, one after the other, in one round trip, with COMMIT if asked for.
+
+        The writes of a group must not touch one row twice. Raises StaleWrite where one touches another number of rows
+        than it must; nothing after it is carried out, and nothing committed.
+        """
+        calls = [call for group in groups for call in _together(group)]
+        try:
+            self.run(*calls, *([COMMIT()] if commit else []))
+        except psycopg.errors.DivisionByZero:
+            raise StaleWrite("a row was changed by somebody else") from None
+        self.ended = commit
+
+
+def _together(calls: Sequence[Call]) -> list[Writes]:
+    return [Writes(calls[start : start + TOGETHER]) for start in range(0, len(calls), TOGETHER)]
+
+
+class Writes:
+    """Several writes as one statement, since each statement costs more than what it writes.
+
+    Each call becomes a WITH query, its parameters numbered on. A count that is wrong divides by zero, which aborts the
+    transaction before the COMMIT that may follow in the same pipeline.
+    """
+
+    __slots__ = ("parameters", "sql")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.sql = _combine(tuple((call.statement, call.rows) for call in calls))
+        self.parameters = {
+            f"{place}.{name}": value for place, call in enumerate(calls) for name, value in call.parameters.items()
+        }
+
+
+@lru_cache(maxsize=1024)
+def _combine(shape: tuple[tuple[Statement, int | None], ...]) -> Sql:
+    queries: list[str] = []
+    checks: list[str] = []
+    names: list[str] = []
+    for place, (statement, rows) in enumerate(shape):
+        before = len(names)
+        text = _NUMBER.sub(lambda match, before=before: f"${int(match[1]) + before}", statement.sql.text)  # type: ignore[misc]
+        names += [f"{place}.{name}" for name in statement.sql.names]
+        queries.append(f"w{place} AS ({text})" if rows is None else f"w{place} AS ({text} RETURNING 1)")
+        if rows is not None:
+            checks.append(f"(SELECT count(*) FROM w{place}) = {rows}")
+    check = f" / (CASE WHEN {' AND '.join(checks)} THEN 1 ELSE 0 END)" if checks else ""
+    return Sql(f"WITH {', '.join(queries)} SELECT 1{check} AS written", tuple(names))
 
 
 class Database:
@@ -163,10 +252,11 @@ class Database:
             try:
                 yield transaction
             except BaseException:
-                if not connection.closed and not connection.broken:
+                if not transaction.ended and not connection.closed and not connection.broken:
                     connection.execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
+            if not transaction.ended:
+                connection.execute("COMMIT")
 
     def run(self, *calls: Call) -> list[Result]:
         """Send the calls in one round trip outside any transaction block; several are one implicit transaction."""

@@ -38,7 +38,7 @@ _GRACE = text(f"interval '{GRACE_SECONDS} seconds'")
 _OTHER = tasks.alias("other")
 
 
-def _candidates(due: Due, *conditions: object, reason: object = None) -> Select[Any]:
+def _candidates(due: Due, *conditions: object, reason: object = None) -> Select[Any, Any, str, Any]:
     return (
         select(
             tasks.c.session_id,

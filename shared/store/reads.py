@@ -24,8 +24,15 @@ _EVENT = [column for column in events.c if column.name != "payload"] + [
     sql_cast(events.c.payload, Text).label("payload_text")
 ]
 LOOK = Statement(
-    select(tasks, outbox.c.attempts.label("hints"))
+    select(
+        tasks,
+        outbox.c.attempts.label("hints"),
+        conversations.c.owner_id.label("conversation_owner"),
+        conversations.c.agent,
+        conversations.c.agent_version,
+    )
     .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
+    .outerjoin(conversations, conversations.c.id == tasks.c.conversation_id)
     .where(tasks.c.id == bindparam("task_id"))
 )
 CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindparam("conversation_id")))
@@ -109,9 +116,10 @@ USAGE = Statement(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """A task as it stands, and how often its present hint was published (None: it has no hint)."""
+    """A task as it stands with its conversation, and how often its present hint was published (None: no hint)."""
 
     task: Task
+    conversation: Conversation | None
     hints: int | None
 
 
@@ -121,8 +129,14 @@ def look(database: Database, task_id: TaskId) -> Look | None:
     if result.first is None:
         return None
     row = dict(result.first)
-    hints = row.pop("hints")
-    return Look(task=rows.task(row), hints=hints)
+    hints, owner, agent, version = (row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version"))
+    task = rows.task(row)
+    conversation = None
+    if task.conversation_id is not None:
+        conversation = Conversation(
+            id=task.conversation_id, session_id=task.session_id, owner_id=owner, agent=agent, agent_version=version
+        )
+    return Look(task=task, conversation=conversation, hints=hints)
 
 
 def conversation(database: Database, conversation_id: ConversationId) -> Conversation:

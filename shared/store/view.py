@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Uuid, any_, bindparam, func, select
+from sqlalchemy import ARRAY, Uuid, and_, any_, bindparam, func, or_, select
 
 from shared.errors import UnknownSession
 from shared.model.document import StoredDocument
 from shared.model.ids import ConversationId, SessionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
-from shared.model.task import Attempt, Task
+from shared.model.task import Attempt, Status, Task
 from shared.store import rows
-from shared.store.database import Statement, Transaction
+from shared.store.database import Row, Statement, Transaction
 from shared.store.tables import attempts, conversations, documents, inbox, sessions, tasks, waits
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
@@ -26,32 +26,30 @@ CLOCK = Statement(select(func.clock_timestamp().label("now")))
 LOCK_TASKS = Statement(
     select(tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id).with_for_update(key_share=True)
 )
-
+_OTHER = tasks.alias("other")
+_OTHER_WAIT = waits.alias("other_wait")
 _WAITERS = select(waits.c.waiter_id).where(waits.c.dependency_id == any_(_IDS))
-LOCK_WAITERS = Statement(
-    select(tasks)
-    .where(tasks.c.id == any_(func.array(_WAITERS.scalar_subquery())), tasks.c.status == "waiting")
-    .order_by(tasks.c.id)
-    .with_for_update(key_share=True)
-)
-OPEN_DEPENDENCIES = Statement(
-    select(waits.c.waiter_id, waits.c.dependency_id)
-    .join(tasks, tasks.c.id == waits.c.dependency_id)
-    .where(waits.c.waiter_id == any_(func.array(_WAITERS.scalar_subquery())), tasks.c.status != "done")
-)
-_OWNERS = select(tasks.c.owner_id).where(tasks.c.id == any_(_IDS))
-LOCK_COMPLETING_OWNERS = Statement(
-    select(tasks)
-    .where(tasks.c.id == any_(func.array(_OWNERS.scalar_subquery())), tasks.c.status == "completing")
-    .order_by(tasks.c.id)
-    .with_for_update(key_share=True)
-)
-_CHILD = tasks.alias("child")
-OPEN_CHILDREN = Statement(
-    select(_CHILD.c.owner_id, _CHILD.c.id).where(
-        _CHILD.c.status != "done",
-        _CHILD.c.owner_id == any_(_IDS.op("||")(func.array(_OWNERS.scalar_subquery(), type_=ARRAY(Uuid)))),
+LOCK_AROUND = Statement(
+    select(
+        tasks,
+        func.array(
+            select(_OTHER_WAIT.c.dependency_id)
+            .join(_OTHER, _OTHER.c.id == _OTHER_WAIT.c.dependency_id)
+            .where(_OTHER_WAIT.c.waiter_id == tasks.c.id, _OTHER.c.status != "done")
+            .scalar_subquery()
+        ).label("open_dependencies"),
     )
+    .where(
+        or_(
+            and_(tasks.c.id == any_(func.array(_WAITERS.scalar_subquery())), tasks.c.status == "waiting"),
+            and_(tasks.c.id == any_(bindparam("owners", type_=ARRAY(Uuid))), tasks.c.status == "completing"),
+        )
+    )
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True, of=tasks)
+)
+OPEN_CHILDREN = Statement(
+    select(tasks.c.owner_id, tasks.c.id).where(tasks.c.status != "done", tasks.c.owner_id == any_(_IDS))
 )
 OPEN_DEPENDENCY = Statement(
     select(waits.c.dependency_id)
@@ -107,18 +105,18 @@ class View:
         self.now = now
         self.tasks = tasks
 
-    def neighbours(self, ids: Sequence[TaskId]) -> Neighbours:
-        waiters, dependencies, owners, children = self._open.run(
-            LOCK_WAITERS(ids=list(ids)),
-            OPEN_DEPENDENCIES(ids=list(ids)),
-            LOCK_COMPLETING_OWNERS(ids=list(ids)),
-            OPEN_CHILDREN(ids=list(ids)),
-        )
+    def neighbours(self, ended: Sequence[Task]) -> Neighbours:
+        """What hangs on tasks that end. Read under the session's lock, which all that could change it must take."""
+        ids = [task.id for task in ended]
+        owners = [task.owner_id for task in ended if task.owner_id is not None]
+        around, children = self._open.run(LOCK_AROUND(ids=ids, owners=owners), OPEN_CHILDREN(ids=[*ids, *owners]))
+        open_dependencies = {row["id"]: frozenset(row.pop("open_dependencies")) for row in around.rows}
+        found = [rows.task(row) for row in around.rows]
         return Neighbours(
-            waiters={row["id"]: rows.task(row) for row in waiters.rows},
-            open_dependencies=_grouped((row["waiter_id"], row["dependency_id"]) for row in dependencies.rows),
-            completing_owners={row["id"]: rows.task(row) for row in owners.rows},
-            open_children=_grouped((row["owner_id"], row["id"]) for row in children.rows),
+            waiters={task.id: task for task in found if task.status is Status.WAITING},
+            open_dependencies=open_dependencies,
+            completing_owners={task.id: task for task in found if task.status is Status.COMPLETING},
+            open_children=_grouped(children.rows),
         )
 
     def open_among(self, ids: Sequence[TaskId]) -> frozenset[TaskId]:
@@ -190,8 +188,8 @@ def read_view(
     )
 
 
-def _grouped(pairs: object) -> dict[TaskId, frozenset[TaskId]]:
+def _grouped(found: Sequence[Row]) -> dict[TaskId, frozenset[TaskId]]:
     groups: dict[TaskId, set[TaskId]] = {}
-    for key, value in pairs:  # type: ignore[attr-defined]
-        groups.setdefault(key, set()).add(value)
-    return {key: frozenset(values) for key, values in groups.items()}
+    for row in found:
+        groups.setdefault(row["owner_id"], set()).add(row["id"])
+    return {owner: frozenset(children) for owner, children in groups.items()}
