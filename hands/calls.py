@@ -124,7 +124,7 @@ def _recover(tool: Tool, run: Run) -> Step:
         case Replay.SAFE:
             return _attempt(tool, run)
         case Replay.RECONCILE:
-            return Step(lambda _draft: Next("reconcile"))
+            return _go_and_look(tool, task, [each.deadline for each in earlier if each.phase == "execute"])
         case Replay.UNSAFE:
             last = earlier[-1] if earlier else None
             return Step(partial(_interrupt, task=task, error=_how_it_ended(tool, last), partial_output=_shown(last)))
@@ -173,9 +173,20 @@ def _unknown(tool: Tool, run: Run, error: str) -> Step:
         case Replay.SAFE:
             return _try_again(tool, task, error, None)
         case Replay.RECONCILE:
-            return Step(lambda _draft: Next("reconcile", checkpoint={**task.checkpoint, "error": error}))
+            assert task.deadline is not None
+            return _go_and_look(tool, task, [task.deadline], error)
         case Replay.UNSAFE:
             return Step(partial(_interrupt, task=task, error=error, partial_output=run.shown or ""))
+
+
+def _go_and_look(tool: Tool, task: Task, deadlines: list[datetime], error: str | None = None) -> Step:
+    """Go on to the look-up; an attempt that was claimed after its intent can act for longer than the intent says."""
+    stored = datetime.fromisoformat(task.checkpoint["acts_until"])
+    acts_until = max([stored, *(deadline + timedelta(seconds=tool.settle) for deadline in deadlines)])
+    checkpoint = {**task.checkpoint, "acts_until": acts_until.isoformat()}
+    if error is not None:
+        checkpoint["error"] = error
+    return Step(lambda _draft: Next("reconcile", checkpoint=checkpoint))
 
 
 def _try_again(tool: Tool, task: Task, error: str, after: float | None) -> Step:

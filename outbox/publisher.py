@@ -28,9 +28,12 @@ class Publisher:
         self._redis = connect(redis_url, timeout=3.0)
         self._producer: Any = None
 
-    def waiting(self, queue: str) -> int:
-        """Messages that wait in a queue and that no worker has taken."""
-        return int(self._redis.llen(queue))
+    def waiting(self, queues: Sequence[str]) -> list[int]:
+        """How many messages wait in each queue, taken by no worker. Raises one of BROKER_AWAY."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.llen(queue)
+            return [int(count) for count in pipeline.execute()]
 
     def publish(self, queue: str, hints: Sequence[Row]) -> None:
         """Send rows (task_id, session_id, requires_name) as one message. Raises one of BROKER_AWAY."""

@@ -61,7 +61,20 @@ class Relay:
 
     def pass_once(self) -> int:
         """Top up every pool once; how many hints were published."""
-        return sum(self._top_up(pool) for pool in self._live_pools())
+        pools = self._live_pools()
+        waiting = self._publisher.waiting([pool.queue for pool in pools])
+        rooms = [(pool, WINDOW_A_SLOT * pool.slots - count) for pool, count in zip(pools, waiting, strict=True)]
+        rooms = [(pool, room) for pool, room in rooms if room > 0]
+        if not rooms:
+            return 0
+        taken = self._database.run(*(hints.take_due(pool.offers, room) for pool, room in rooms))
+        batches = [
+            (pool.queue, batch)
+            for (pool, _), found in zip(rooms, taken, strict=True)
+            for batch in _batches(found.rows, pool.slots)
+        ]
+        self._publish(batches)
+        return sum(len(batch) for _, batch in batches)
 
     def _live_pools(self) -> list[Pool]:
         if time.monotonic() >= self._pools_until:
@@ -69,20 +82,14 @@ class Relay:
             self._pools_until = time.monotonic() + OFFERS_SECONDS
         return self._pools
 
-    def _top_up(self, pool: Pool) -> int:
-        room = WINDOW_A_SLOT * pool.slots - self._publisher.waiting(pool.queue)
-        if room <= 0:
-            return 0
-        (taken,) = self._database.run(hints.take_due(pool.offers, room))
-        batches = _batches(taken.rows, pool.slots)
-        for place, batch in enumerate(batches):
+    def _publish(self, batches: Sequence[tuple[str, Sequence[Row]]]) -> None:
+        for place, (queue, batch) in enumerate(batches):
             try:
-                self._send(pool.queue, batch)
+                self._send(queue, batch)
             except BROKER_AWAY:
-                unsent = [row["task_id"] for rest in batches[place:] for row in rest]
+                unsent = [row["task_id"] for _, rest in batches[place:] for row in rest]
                 self._database.run_patiently(hints.give_back(unsent))
                 raise
-        return len(taken.rows)
 
     def _send(self, queue: str, batch: Sequence[Row]) -> None:
         """Publish a batch; a row that fails alone is set aside and holds up no other."""

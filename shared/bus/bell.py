@@ -6,7 +6,6 @@ Observers of a session subscribe to a channel and poll behind it.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from typing import Any
@@ -17,8 +16,9 @@ from redis.retry import Retry
 
 from shared.bus.topics import RELAY_BELL, session_topic
 from shared.model.ids import SessionId
+from shared.runtime.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger("bell")
 
 REST_SECONDS = 2.0
 """After a ring that failed none is tried for so long: a broker that is away must not slow commits."""
@@ -55,7 +55,7 @@ class Bell:
                 pipeline.execute()
         except redis.RedisError as error:
             self._rest_until = time.monotonic() + REST_SECONDS
-            log.info("bell_silent error=%s", type(error).__name__)
+            log.info("bell_silent", error=type(error).__name__)
 
 
 class RelayBell:

@@ -111,7 +111,7 @@ def _postgres(database: Database) -> list[Finding]:
     migrate.require_current(database.url)
     try:
         return [
-            *_server(database),
+            *server_findings(database),
             *health.missing_roles(database),
             *health.blocked(database),
             *health.without_mover(database),
@@ -120,7 +120,8 @@ def _postgres(database: Database) -> list[Finding]:
         raise ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs") from error
 
 
-def _server(database: Database) -> Iterator[Finding]:
+def server_findings(database: Database) -> Iterator[Finding]:
+    """What is wrong with the database server itself: its version, and its clock against this machine's."""
     server = health.server(database)
     away = (datetime.now(UTC) - server.clock).total_seconds()
     if server.version < OLDEST_POSTGRES * 10_000:

@@ -86,13 +86,15 @@ def require_modules(what: str, names: str) -> None:
 def brain_part(found: Addresses, agents: str, concurrency: int | None, *, number: int) -> Part:
     """A Brain worker for agents in dotted modules; `number` tells it from others in Flower."""
     command = _worker("brain", BRAIN_QUEUE, concurrency, number)
-    return Part(name="brain", command=command, environment=_environment(found, BRAINHANDS_AGENTS=agents))
+    environment = _environment(found, BRAINHANDS_AGENTS=agents)
+    return Part(name="brain", command=command, environment=environment)
 
 
 def hands_part(found: Addresses, tools: str, concurrency: int | None, *, number: int) -> Part:
     """A Hands worker for tools and flows in dotted modules, named as a Brain worker is."""
     command = _worker("hands", HANDS_QUEUE, concurrency, number)
-    return Part(name="hands", command=command, environment=_environment(found, BRAINHANDS_TOOLS=tools))
+    environment = _environment(found, BRAINHANDS_TOOLS=tools)
+    return Part(name="hands", command=command, environment=environment)
 
 
 def relay_part(found: Addresses) -> Part:
@@ -128,8 +130,9 @@ def _new_flower_password() -> str:
 
 def _worker(role: Literal["brain", "hands"], queue: str, concurrency: int | None, number: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "celery", "-A", f"{role}.app", "worker", "-Q", queue, "-n", f"{role}-{number}@%h"),
-        *(f"--loglevel={settings().log_level}", "--without-gossip", "--without-mingle"),
+        *(sys.executable, "-m", "celery", "--quiet", "-A", f"{role}.app", "worker"),
+        *("-Q", queue, "-n", f"{role}-{number}@%h", f"--loglevel={settings().log_level}"),
+        *("--without-gossip", "--without-mingle"),
         *(() if concurrency is None else ("-c", str(concurrency))),
     ]
 

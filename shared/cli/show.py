@@ -84,11 +84,12 @@ def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
 
 
 def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
-    head = view.session
+    head, lasted = view.session, span(view.session.last_at - view.session.created_at)
     out.print(Text(f"session {head.id}", style="bold"))
-    lasted = span(head.last_at - head.created_at)
-    out.print(f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events", end=", ")
-    out.print(f"{view.tokens_in} tokens in, {view.tokens_out} out")
+    out.print(
+        f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events,"
+        f" {view.tokens_in} tokens in, {view.tokens_out} out"
+    )
     _title(out, "conversations")
     for each in view.conversations:
         version = "" if each.agent_version is None else f"@{each.agent_version}"
@@ -114,7 +115,7 @@ def _print_submission(value: Submission, out: Console) -> None:
     state.append(str(value.outcome or value.status), style=OUTCOME_STYLES.get(value.outcome or Outcome.SUCCEEDED, ""))
     if value.done_at is not None:
         state.append(f" in {span(value.done_at - value.created_at)}")
-    state.append(f"  request {one_line(value.request_id, 40)}", style="dim")
+    state.append(f"  request {one_line(value.request_id, out.width - state.cell_len - 10)}", style="dim")
     out.print(state)
     out.print(f"    < {one_line(value.input, out.width - 6)}")
     told = value.error if value.error is not None else value.output
@@ -139,13 +140,14 @@ def _tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:
 
 def _task_line(task: Task, depth: int, width: int) -> Text:
     state = task.outcome or task.status
-    name = one_line("  " * depth + task.kind, 26) if depth == 0 else "  " * depth + one_line(task.kind, 26 - 2 * depth)
+    name = "  " * min(depth, 8) + one_line(task.kind, 26 - 2 * min(depth, 8))
     line = Text(f"  {_short(task.id)}  {name:<26} ")
     line.append(f"{state:<12}", style=OUTCOME_STYLES.get(task.outcome, "") if task.outcome else "cyan")
     line.append(f" {task.phase:<10}")
     line.append(f" {task.phase_attempts} tried" if task.is_open and task.phase_attempts else "")
     why = task.blocked or task.error or (f"wakes {_moment(task.wake_at)}" if task.wake_at else "")
     line.append("  " + one_line(why, max(10, width - line.cell_len - 2)) if why else "", style="yellow")
+    line.rstrip()
     return line
 
 

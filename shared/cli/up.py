@@ -173,9 +173,11 @@ class _Running:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        # Without servers nothing can be finished, so the part is not asked to finish anything: SIGQUIT.
+        # The servers go too then, so a part could only try in vain to finish what it is at.
         self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, "QUIT", str(self.pid)], stdin=subprocess.PIPE, start_new_session=True
+            ["/bin/sh", "-c", GUARD, "KILL", str(self.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         self._log = threading.Thread(target=_copy, args=(self._part.name, self._process.stdout), daemon=True)
@@ -223,7 +225,8 @@ def _ready_line(found: Addresses, flower_port: int | None) -> str:
 
 def _copy(name: str, output: IO[bytes]) -> None:
     for line in output:
-        _say(name, line.decode(errors="replace").rstrip("\n"))
+        if line.strip():
+            _say(name, line.decode(errors="replace").rstrip("\n"))
 
 
 def _say(name: str, line: str) -> None:

@@ -8,7 +8,6 @@ the process kills what the process started, and itself while it is stopped.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -20,10 +19,11 @@ from shared.engine.guard import Guard
 from shared.errors import ServerUnavailable
 from shared.model.ids import TaskId
 from shared.model.worker import WorkerInfo
+from shared.runtime.logs import logger
 from shared.store import attempts, workers
 from shared.store.database import TRANSIENT, Database
 
-log = logging.getLogger(__name__)
+log = logger("keeper")
 
 SEEN_SECONDS = 4.0
 """How often a process says that it lives."""
@@ -70,7 +70,7 @@ class Keeper:
         try:
             self._database.run(workers.leave(self._worker.id))
         except (*TRANSIENT, ServerUnavailable) as error:
-            log.info("leave_not_recorded error=%s", type(error).__name__)
+            log.info("leave_not_recorded", error=type(error).__name__)
 
     @property
     def draining(self) -> bool:
@@ -122,7 +122,7 @@ class Keeper:
         try:
             self._guard.allow(until)
         except OSError as error:
-            log.warning("guard_does_not_listen error=%s", type(error).__name__)
+            log.warning("guard_does_not_listen", error=type(error).__name__)
 
     def _keep(self) -> None:
         while not self._stopping:
@@ -130,7 +130,7 @@ class Keeper:
                 self._say_alive()
                 self._renew()
             except (*TRANSIENT, ServerUnavailable) as error:
-                log.warning("keeper_cannot_reach_postgres error=%s", type(error).__name__)
+                log.warning("keeper_cannot_reach_postgres", error=type(error).__name__)
             self._wake.wait(min(SEEN_SECONDS, self._lease_seconds / 3))
             self._wake.clear()
 
@@ -160,5 +160,5 @@ class Keeper:
                 held = self._held.get(task_id)
                 if held is not None and held.fence == fence and (task_id, fence) not in still_owned:
                     held.lost = True
-                    log.warning("lease_lost task=%s fence=%s", task_id, fence)
+                    log.warning("lease_lost", task=task_id, fence=fence)
             self._arm()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from shared.errors import ServerUnavailable
 from shared.model.session import Conversation
 from shared.model.task import Attempt, Task
+from shared.runtime.logs import logger
 from shared.store import attempts, reads
 from shared.store.database import TRANSIENT, Database
 
-log = logging.getLogger(__name__)
+log = logger("engine")
 
 PROGRESS_SECONDS = 0.3
 """Progress is written no more often than this."""
@@ -71,4 +71,4 @@ class Run:
         try:
             self._soft_database.run(attempts.write_progress(self.task.id, self.task.fence, self._shown))
         except (*TRANSIENT, ServerUnavailable) as error:
-            log.info("progress_lost task=%s error=%s", self.task.id, type(error).__name__)
+            log.info("progress_lost", task=self.task.id, error=type(error).__name__)

@@ -8,7 +8,6 @@ once is claimed in a commit of its own, so that an attempt which kills the proce
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -28,11 +27,12 @@ from shared.model.json import Json
 from shared.model.session import Conversation
 from shared.model.task import Status, Task
 from shared.model.worker import WorkerInfo
+from shared.runtime.logs import logger
 from shared.store import attempts, reads
 from shared.store.database import TRANSIENT, Database
 from shared.store.view import View
 
-log = logging.getLogger(__name__)
+log = logger("worker")
 
 
 class Worker:
@@ -70,7 +70,7 @@ class Worker:
             try:
                 self._advance(task_id)
             except (*TRANSIENT, ServerUnavailable, Unsettled) as error:
-                log.warning("advance_interrupted task=%s error=%s", task_id, type(error).__name__)
+                log.warning("advance_interrupted", task=task_id, error=type(error).__name__)
             finally:
                 self._leave(task_id)
 
@@ -127,7 +127,7 @@ class Worker:
         try:
             return phase.run(self._run(look.task, look.conversation))
         except Exception:
-            log.exception("phase_failed task=%s kind=%s phase=%s", look.task.id, look.task.kind, look.task.phase)
+            log.exception("phase_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
             return None
 
     def _step(self, task: Task) -> Task | None:
@@ -138,7 +138,7 @@ class Worker:
         try:
             step = kind.phases[task.phase].run(run)
         except Exception as error:
-            log.exception("phase_failed task=%s kind=%s phase=%s", task.id, task.kind, task.phase)
+            log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
             reason = f"{type(error).__name__}: {error}"[:500]
             return self._commit(task, lambda draft: endings.end_attempt(draft, task, reason, self._restart_limit), None)
 
@@ -159,7 +159,7 @@ class Worker:
         try:
             commit = self._ledger.apply(task.session_id, [task.id], fill, guard=guard, seconds=self._patience(task))
         except StaleWrite as error:
-            log.warning("write_refused task=%s fence=%s reason=%s", task.id, task.fence, error)
+            log.warning("write_refused", task=task.id, fence=task.fence, reason=error)
             self._keep_evidence(task, evidence)
             self.keeper.drop(task.id, task.fence)
             return None

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from shared.runtime.settings import settings
 
 TRACE_DEPTH = 6
+ONE_LINE_A_MESSAGE = ("celery.worker.strategy", "celery.app.trace", "httpx2")
+"""Libraries that log each hint or request; what came of it is in the session's log."""
 
 
 class EventLogger:
@@ -57,6 +59,8 @@ def configure_logs(process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(chosen.log_level)
+    for name in ONE_LINE_A_MESSAGE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 class TextLines(logging.Formatter):

@@ -11,7 +11,6 @@ Only holders of the session's lock wait for its task rows; leases are renewed wi
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias
@@ -24,6 +23,7 @@ from shared.model.commit import Commit, Guard, InboxEntry, NewAttempt
 from shared.model.ids import SessionId, TaskId
 from shared.model.submission import Submission
 from shared.model.task import Status, Task
+from shared.runtime.logs import logger
 from shared.store import rows
 from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
 from shared.store.tables import (
@@ -40,7 +40,7 @@ from shared.store.tables import (
 )
 from shared.store.view import CLOCK, View, read_view
 
-log = logging.getLogger(__name__)
+log = logger("store")
 
 Fill: TypeAlias = Callable[[View], Commit | None]
 """Decides what to store; None stores nothing. May be called again, with fresh reads, when a try was lost."""
@@ -80,7 +80,7 @@ def apply(
                 transaction.write(_moves(commit), _additions(commit), commit=True)
             return commit
         except (*TRANSIENT, ServerUnavailable) as error:
-            log.info("commit_retried session=%s error=%s", session_id, type(error).__name__)
+            log.info("commit_retried", session=session_id, error=type(error).__name__)
             if not pause.again():
                 raise Unsettled(f"a commit of session {session_id} could not be settled in time") from error
 

@@ -7,7 +7,6 @@ round trip for BEGIN and the first statements, one for each further group, and o
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
@@ -31,8 +30,6 @@ from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from shared.errors import ServerUnavailable, StaleWrite
-
-log = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.Connection[Any]
