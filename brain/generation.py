@@ -54,6 +54,7 @@ SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
 MISSING_TOOL_SECONDS = 3.0
 CATALOGUE_SECONDS = 1.0
+REPLY_CHARACTERS = 1_000_000
 
 Agents = Mapping[tuple[str, int], Agent]
 
@@ -196,6 +197,9 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         return Step(partial(_store_interruption, task=task, agent=agent, event=interrupted, digest=digest))
     except ProviderError as error:
         return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
+    if sum(len(text) for text in (reply.text, *(call.arguments for call in reply.calls))) > REPLY_CHARACTERS:
+        too_large = ProviderError(f"the reply has more than {REPLY_CHARACTERS:,} characters", heals=False)
+        return Step(partial(_store_error, task=task, agent=agent, error=too_large, digest=digest))
     used = {call.call_id for event in events if isinstance(event.payload, ModelOutput) for call in event.payload.calls}
     decision = decide(
         reply,

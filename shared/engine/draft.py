@@ -275,6 +275,7 @@ class Draft:
         self._settle_ends()
         return Commit(
             at=self.now,
+            asked_at=self.view.asked_at,
             session=self.session,
             new_session=self._new_session,
             conversations=tuple(self._conversations),

@@ -9,7 +9,6 @@ once is claimed in a commit of its own, so that an attempt which kills the proce
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -23,7 +22,7 @@ from shared.engine.run import Run
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
-from shared.model.json import Json
+from shared.model.json import Json, clean_text
 from shared.model.session import Conversation
 from shared.model.task import Status, Task
 from shared.model.worker import WorkerInfo
@@ -33,6 +32,10 @@ from shared.store.database import TRANSIENT, Database
 from shared.store.view import View
 
 log = logger("worker")
+
+
+THEIRS = (*TRANSIENT, ServerUnavailable, Unsettled)
+"""Errors that are not the phase's: Postgres is away, and the lease decides what becomes of the task."""
 
 
 class Worker:
@@ -69,7 +72,7 @@ class Worker:
                 continue
             try:
                 self._advance(task_id)
-            except (*TRANSIENT, ServerUnavailable, Unsettled) as error:
+            except THEIRS as error:
                 log.warning("advance_interrupted", task=task_id, error=type(error).__name__)
             finally:
                 self._leave(task_id)
@@ -93,7 +96,13 @@ class Worker:
         kind = self._registry.find(look.task)
         if kind is None or look.task.phase not in kind.phases:
             return
-        task = self._claim(look, kind)
+        try:
+            task = self._claim(look, kind)
+        except THEIRS:
+            raise
+        except Exception:
+            log.exception("phase_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
+            task = self._claim(look, kind, early=False)
         try:
             while task is not None:
                 task = self._step(task)
@@ -101,11 +110,13 @@ class Worker:
             if task is not None:
                 self.keeper.drop(task.id, task.fence)
 
-    def _claim(self, look: reads.Look, kind: Kind) -> Task | None:
-        """The task as claimed, at the phase to run next; None if it was not to be had, or is done with already."""
+    def _claim(self, look: reads.Look, kind: Kind, *, early: bool = True) -> Task | None:
+        """The task as claimed, at the phase to run next; None if it was not to be had, or is done with already.
+
+        `early` lets a phase that only decides share the claim's commit.
+        """
         phase = kind.phases[look.task.phase]
-        step = self._decide_early(look, phase)
-        sent_at = time.monotonic()
+        step = self._decide_early(look, phase) if early else None
 
         def fill(view: View) -> Commit | None:
             task = view.tasks[look.task.id]
@@ -114,21 +125,17 @@ class Worker:
             draft = Draft(view, self._origin)
             claimed = self._own(draft, task, phase)
             if step is not None:
-                self._move(draft, claimed, kind, step, progress=None)
+                self._move(draft, claimed, kind, step)
             return draft.freeze()
 
         commit = self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
-        return None if commit is None else self._keep(commit, sent_at)
+        return None if commit is None else self._keep(commit)
 
     def _decide_early(self, look: reads.Look, phase: Phase) -> Step | None:
         """On a first hint, a phase that only decides runs before the claim and shares its commit."""
         if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
             return None
-        try:
-            return phase.run(self._run(look.task, look.conversation))
-        except Exception:
-            log.exception("phase_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
-            return None
+        return phase.run(self._run(look.task, look.conversation))
 
     def _step(self, task: Task) -> Task | None:
         """Run the present phase of an owned task and commit what it came to; the task to go on with, if any."""
@@ -137,19 +144,17 @@ class Worker:
         run = self._run(task)
         try:
             step = kind.phases[task.phase].run(run)
+            move = partial(self._move, owned=task, kind=kind, step=step, run=run)
+            return self._commit(task, move, step.evidence)
+        except THEIRS:
+            raise
         except Exception as error:
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
-            reason = f"{type(error).__name__}: {error}"[:500]
-            return self._commit(task, lambda draft: endings.end_attempt(draft, task, reason, self._restart_limit), None)
-
-        def decide(draft: Draft) -> None:
-            self._move(draft, draft.task(task.id), kind, step, progress=run.shown)
-
-        return self._commit(task, decide, step.evidence)
+            reason = clean_text(f"{type(error).__name__}: {error}")[:500]
+            end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
+            return self._commit(task, end, None)
 
     def _commit(self, task: Task, decide: Callable[[Draft], None], evidence: Json) -> Task | None:
-        sent_at = time.monotonic()
-
         def fill(view: View) -> Commit:
             draft = Draft(view, self._origin)
             decide(draft)
@@ -164,37 +169,43 @@ class Worker:
             self.keeper.drop(task.id, task.fence)
             return None
         assert commit is not None
-        onward = self._keep(commit, sent_at)
+        onward = self._keep(commit)
         if onward is None or onward.id != task.id:
             self.keeper.drop(task.id, task.fence)
         return onward
 
-    def _move(self, draft: Draft, owned: Task, kind: Kind, step: Step, *, progress: str | None) -> None:
+    def _move(self, draft: Draft, owned: Task, kind: Kind, step: Step, run: Run | None = None) -> None:
         """Carry out a step, and what it hands on to this worker in the same commit."""
         goes_on = not self.keeper.draining
         transition = step.decide(draft)
         owned = draft.task(owned.id)
         steps.move(
-            draft, owned, transition, kind, progress=progress, lease_seconds=self._lease_seconds, goes_on=goes_on
+            draft,
+            owned,
+            transition,
+            kind,
+            progress=run.shown if run else None,
+            lease_seconds=self._lease_seconds,
+            goes_on=goes_on,
         )
         if goes_on and draft.handed_on is not None:
             onward, first_step = draft.handed_on
             draft.handed_on = None
             kind = self._registry.kinds[onward.kind, onward.version]
-            self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, first_step, progress=None)
+            self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, first_step)
 
     def _own(self, draft: Draft, task: Task, phase: Phase) -> Task:
         seconds = phase.seconds(task)
         lease_seconds = seconds if phase.whole_lease else self._lease_seconds
         return draft.claim(task, worker_id=self.info.id, lease_seconds=lease_seconds, phase_seconds=seconds)
 
-    def _keep(self, commit: Commit, sent_at: float) -> Task | None:
+    def _keep(self, commit: Commit) -> Task | None:
         """The task that this commit leaves running here, its lease kept from now on."""
         tasks = (*commit.new_tasks, *(change.after for change in commit.changes))
         for task in tasks:
             if task.status is Status.RUNNING and task.worker_id == self.info.id and task.lease_until is not None:
                 lease = (task.lease_until - commit.at).total_seconds()
-                self.keeper.hold(task.id, task.fence, until=sent_at + lease)
+                self.keeper.hold(task.id, task.fence, until=commit.asked_at + lease)
                 return task
         return None
 

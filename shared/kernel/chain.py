@@ -15,9 +15,12 @@ from datetime import UTC, datetime
 
 from shared.model.event import LOG_FORMAT, Event, Payload
 from shared.model.ids import ConversationId, WorkerId
-from shared.model.json import canonical, clean
+from shared.model.json import MAX_BYTES, canonical, clean
 from shared.model.session import Session
 from shared.model.task import Task
+
+PAYLOAD_BYTES = 3 * MAX_BYTES
+"""More than any value that was let in at a door, with what an event says beside it."""
 
 GENESIS = bytes(32)
 """`prev_hash` of the first event of a session."""
@@ -43,7 +46,7 @@ def append(
     sorted_causes = tuple(sorted(set(causes)))
     if (sorted_causes and not 0 < sorted_causes[-1] < seq) or (sorted_causes and sorted_causes[0] < 1):
         raise ValueError(f"causes {sorted_causes} of event {seq} are not all earlier events")
-    text = canonical(clean(payload.model_dump(mode="json")))
+    text = canonical(clean(payload.model_dump(mode="json"), limit=PAYLOAD_BYTES))
     event = Event(
         session_id=session.id,
         seq=seq,

@@ -76,6 +76,8 @@ class Commit:
 
     at: datetime
     """The database's time under the lock."""
+    asked_at: float
+    """This process's monotonic time before it asked for the lock, so no later than `at`."""
     session: Session
     new_session: bool = False
     conversations: tuple[Conversation, ...] = ()

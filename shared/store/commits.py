@@ -77,7 +77,7 @@ def apply(
                 if commit is None:
                     return None
                 sent = commit
-                transaction.write(_moves(commit), _additions(commit), commit=True)
+                write(transaction, commit, end=True)
             return commit
         except (*TRANSIENT, ServerUnavailable) as error:
             log.info("commit_retried", session=session_id, error=type(error).__name__)
@@ -90,8 +90,13 @@ def create(transaction: Transaction, fill: Callable[[datetime], Commit]) -> Comm
     (clock,) = transaction.run(CLOCK())
     assert clock.first is not None
     commit = fill(clock.first["now"])
-    transaction.write(_moves(commit), _additions(commit))
+    write(transaction, commit)
     return commit
+
+
+def write(transaction: Transaction, commit: Commit, *, end: bool = False) -> None:
+    """Send the whole write set in one round trip, with COMMIT if it is the `end`. Raises StaleWrite."""
+    transaction.write(_moves(commit), _additions(commit), commit=end)
 
 
 def queue(transaction: Transaction, entry: InboxEntry, intake: Task) -> None:

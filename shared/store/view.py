@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -98,9 +99,16 @@ class View:
     """A session under its lock; further reads go through the same transaction."""
 
     def __init__(
-        self, transaction: Transaction | None, session: Session, now: datetime, tasks: Mapping[TaskId, Task]
+        self,
+        transaction: Transaction | None,
+        session: Session,
+        now: datetime,
+        tasks: Mapping[TaskId, Task],
+        asked_at: float = 0.0,
     ) -> None:
         self._transaction = transaction
+        self.asked_at = asked_at
+        """This process's monotonic time before it asked for the lock."""
         self.session = session
         self.now = now
         self.tasks = tasks
@@ -174,6 +182,7 @@ def read_view(
 ) -> View | None:
     """Lock the session and the tasks and read them; None if `skip_locked` and somebody else holds the session."""
     lock = LOCK_SESSION_IF_FREE if skip_locked else LOCK_SESSION
+    asked_at = time.monotonic()
     session, clock, locked = transaction.run(lock(session_id=session_id), CLOCK(), LOCK_TASKS(ids=sorted(task_ids)))
     if session.first is None:
         if skip_locked:
@@ -185,6 +194,7 @@ def read_view(
         rows.session(session.first),
         clock.first["now"],
         {row["id"]: rows.task(row) for row in locked.rows},
+        asked_at,
     )
 
 
