@@ -1,0 +1,103 @@
+"""What the command line says and exits with when something is wrong: never a stack trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from shared.cli import main, submit
+
+
+@pytest.fixture(autouse=True)
+def home_without_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRAINHANDS_HOME", str(tmp_path / "home"))
+
+
+def brainhands(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit status of the command line, run in this process."""
+    monkeypatch.setattr("sys.argv", ["brainhands", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        main.app()
+    return exit.value.code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "echo", "hello"),
+        ("watch", "01890a5d-ac96-774b-bcce-b302099a8057"),
+        ("sessions",),
+        ("show", "01890a5d-ac96-774b-bcce-b302099a8057"),
+        ("relay",),
+        ("flower",),
+        ("migrate",),
+        ("brain", "--agents", "tests.sample.agents"),
+        ("hands", "--tools", "tests.sample.tools"),
+    ],
+)
+def test_without_servers_every_command_says_what_is_missing_and_what_to_do(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert brainhands(monkeypatch, *arguments) == 3
+    problem, next_step = capsys.readouterr().err.splitlines()
+    assert problem.startswith("error: Postgres is not reachable: DATABASE_URL and REDIS_URL not set")
+    assert "brainhands up" in next_step
+
+
+def test_a_server_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://someone:secret@127.0.0.1:9/none")
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:9/0")
+    assert brainhands(monkeypatch, "sessions") == 3
+    problem, next_step = capsys.readouterr().err.splitlines()
+    assert problem.startswith("error: Postgres is not reachable: ")
+    assert "secret" not in problem
+    assert "DATABASE_URL" in next_step
+
+
+def test_a_connection_that_breaks_in_the_middle_is_told_like_a_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise psycopg.OperationalError("the connection\nis lost")
+
+    monkeypatch.setattr(submit, "open_client", broken)
+    assert brainhands(monkeypatch, "watch", "01890a5d-ac96-774b-bcce-b302099a8057") == 3
+    assert capsys.readouterr().err.splitlines()[0] == "error: Postgres is not reachable: the connection is lost"
+
+
+@pytest.mark.parametrize("command", ["up", "brain"])
+def test_a_module_that_does_not_exist_is_refused_before_anything_starts(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools = ("--tools", "tests.sample.tools") if command == "up" else ()
+    assert brainhands(monkeypatch, command, "--agents", "tests.sample.agents,no.such.module", *tools) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: there is no module 'no.such.module'"
+    assert not (tmp_path / "home").exists()
+
+
+def test_an_unusable_setting_is_bad_input_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BRAINHANDS_LEASE_SECONDS", "soon")
+    assert brainhands(monkeypatch, "sessions") == 2
+    assert capsys.readouterr().err.startswith("error: BRAINHANDS_LEASE_SECONDS: ")
+
+
+@pytest.mark.parametrize("arguments", [("no-such-command",), ("submit", "echo"), ("watch", "x", "--after", "-1")])
+def test_a_wrong_command_line_is_bad_input(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert brainhands(monkeypatch, *arguments) == 2
+
+
+def test_ctrl_c_ends_a_command_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit, "open_client", interrupted)
+    assert brainhands(monkeypatch, "watch", "01890a5d-ac96-774b-bcce-b302099a8057") == 130
+    assert capsys.readouterr().err == ""
