@@ -26,8 +26,8 @@ from shared.engine import acceptance
 from shared.engine.ledger import Ledger
 from shared.errors import (
     BadInput,
-    RequestInProgress,
     ServerUnavailable,
+    StaleWrite,
     UnfitConnection,
     UnknownSession,
     UnknownSubmission,
@@ -103,11 +103,11 @@ class Client:
         session_id = None if session is None else SessionId(_uuid(session, "session"))
         submission = self._submission(agent, input, request_id, session_id, mode)
         if connection is not None:
-            with self._caller(connection) as transaction:
-                try:
-                    return acceptance.accept_within(transaction, submission, new=session_id is None)
-                except psycopg.errors.LockNotAvailable:
-                    raise RequestInProgress(submission.request_id) from None
+            try:
+                return self._submit_within(connection, submission, new=session_id is None)
+            except StaleWrite:
+                # A twin was committed while this one waited for it, and is found now.
+                return self._submit_within(connection, submission, new=session_id is None)
         if session_id is None:
             return acceptance.accept_new(self._ledger, submission)
         return acceptance.accept_into(self._ledger, submission)
@@ -189,6 +189,10 @@ class Client:
             status=SubmissionStatus.ACCEPTED,
             created_at=datetime.now(UTC),
         )
+
+    def _submit_within(self, connection: CallerConnection, submission: Submission, *, new: bool) -> Receipt:
+        with self._caller(connection) as transaction:
+            return acceptance.accept_within(transaction, submission, new=new)
 
     @contextmanager
     def _caller(self, connection: CallerConnection) -> Iterator[Transaction]:

@@ -22,7 +22,7 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
     app.conf.update(
         broker_transport_options={
             "ack_emulation": False,
-            "socket_timeout": 10,
+            "socket_timeout": 5,
             "socket_connect_timeout": 3,
             "socket_keepalive": True,
             "health_check_interval": 15,

@@ -7,8 +7,10 @@ intake task, which admits it in a commit of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 import psycopg
 
@@ -25,29 +27,27 @@ from shared.store import commits, reads, rows
 from shared.store.database import TRANSIENT, Pause, Transaction
 from shared.store.view import CLOCK, View
 
+PATIENCE_SECONDS = 10.0
+
+Result = TypeVar("Result")
+
 
 def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
     """A new session with its first message, generation and hint, in one commit."""
-    pause = Pause(10.0)
-    while True:
-        try:
-            with ledger.database.transaction() as transaction:
-                commit = commits.create(transaction, lambda now: _new_session(submission, now))
-            ledger.ring(commit)
-            return receipt(submission)
-        except StaleWrite:
-            return _earlier(ledger, submission)
-        except psycopg.errors.LockNotAvailable:
-            raise RequestInProgress(submission.request_id) from None
-        except TRANSIENT as error:
-            if not pause.again():
-                raise ServerUnavailable("Postgres", type(error).__name__, "ask again with this request_id") from error
+    try:
+        commit = _patiently(
+            ledger, lambda transaction: commits.create(transaction, lambda now: _new_session(submission, now))
+        )
+    except (StaleWrite, psycopg.errors.UniqueViolation):
+        # The session itself is there already if an earlier try was committed and lost only its reply.
+        return _earlier(ledger, submission)
+    ledger.ring(commit)
+    return receipt(submission)
 
 
 def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
     """Input for a session that exists."""
-    with ledger.database.transaction() as transaction:
-        submission, earlier = _look_up(transaction, submission)
+    submission, earlier = _patiently(ledger, lambda transaction: _look_up(transaction, submission))
     if earlier is not None:
         return receipt(earlier)
 
@@ -117,11 +117,22 @@ def receipt(submission: Submission) -> Receipt:
 
 
 def _earlier(ledger: Ledger, submission: Submission) -> Receipt:
-    with ledger.database.transaction() as transaction:
-        found = find(transaction, submission)
+    found = _patiently(ledger, lambda transaction: find(transaction, submission))
     if found is None:
         raise RequestInProgress(submission.request_id)
     return receipt(found)
+
+
+def _patiently(ledger: Ledger, work: Callable[[Transaction], Result]) -> Result:
+    """What a transaction gives, tried again over lost connections for a while. Raises ServerUnavailable."""
+    pause = Pause(PATIENCE_SECONDS)
+    while True:
+        try:
+            with ledger.database.transaction() as transaction:
+                return work(transaction)
+        except (*TRANSIENT, ServerUnavailable) as error:
+            if not pause.again():
+                raise ServerUnavailable("Postgres", type(error).__name__, "ask again with this request_id") from error
 
 
 def _look_up(transaction: Transaction, submission: Submission) -> tuple[Submission, Submission | None]:

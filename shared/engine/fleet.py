@@ -35,6 +35,8 @@ from shared.store.database import TRANSIENT, Database
 log = logger(__name__)
 
 START_PAUSE_SECONDS = 2.0
+MEND_SECONDS = 0.25
+"""How often a forking worker looks for children that have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +63,7 @@ class Fleet:
         app.task(name=task_name, bind=False)(self.advance)
         signals.celeryd_after_setup.connect(self._prepare)
         signals.worker_process_init.connect(self._start_child)
-        signals.worker_ready.connect(self._start_threads)
+        signals.worker_ready.connect(self._ready)
         signals.worker_shutting_down.connect(self._drain)
         signals.worker_process_shutdown.connect(self._stop)
         signals.worker_shutdown.connect(self._stop)
@@ -92,8 +94,13 @@ class Fleet:
         configure_logs(self._role)
         self._start(parent_pid=os.getppid())
 
-    def _start_threads(self, sender: Any, **_: Any) -> None:
-        if not _forks(sender.controller):
+    def _ready(self, sender: Any, **_: Any) -> None:
+        """In the main process, once it takes messages."""
+        if _forks(sender.controller):
+            # Celery looks when a child's pipe closes, which may be a moment before the child has ended, and then only
+            # every five seconds; meanwhile the child's slot is lost.
+            sender.hub.call_repeatedly(MEND_SECONDS, sender.pool.maintain_pool)
+        else:
             self._start(parent_pid=os.getpid())
 
     def _start(self, *, parent_pid: int) -> None:

@@ -15,10 +15,14 @@ WorkerId = NewType("WorkerId", UUID)
 
 
 def new_uuid() -> UUID:
-    """A version 7 UUID (RFC 9562): 48 bits of milliseconds, then random; ids made later sort later."""
-    milliseconds = time.time_ns() // 1_000_000
-    random = int.from_bytes(os.urandom(10), "big")
-    value = (milliseconds & (1 << 48) - 1) << 80 | random
+    """A version 7 UUID (RFC 9562): 48 bits of milliseconds, 12 of a quarter microsecond, then random.
+
+    Ids that a process makes one after the other sort so.
+    """
+    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
+    fraction = (nanoseconds << 12) // 1_000_000
+    random = int.from_bytes(os.urandom(8), "big")
+    value = (milliseconds & (1 << 48) - 1) << 80 | fraction << 64 | random
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     return UUID(int=value)

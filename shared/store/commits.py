@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeAlias
 
+import psycopg
 from sqlalchemy import ARRAY, Boolean, Double, Text, Uuid, any_, bindparam, case, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
-from shared.errors import ServerUnavailable, StaleWrite, Unsettled
+from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit, Guard, InboxEntry, NewAttempt
 from shared.model.ids import SessionId, TaskId
 from shared.model.submission import Submission
@@ -95,18 +96,34 @@ def create(transaction: Transaction, fill: Callable[[datetime], Commit]) -> Comm
 
 
 def write(transaction: Transaction, commit: Commit, *, end: bool = False) -> None:
-    """Send the whole write set in one round trip, with COMMIT if it is the `end`. Raises StaleWrite."""
-    transaction.write(_moves(commit), _additions(commit), commit=end)
+    """Send the whole write set in one round trip, with COMMIT if it is the `end`.
+
+    Raises StaleWrite, and RequestInProgress where a submission's twin has not been committed yet.
+    """
+    try:
+        transaction.write(_moves(commit), _additions(commit), commit=end)
+    except psycopg.errors.LockNotAvailable:
+        # All other rows that a commit writes are its own by now.
+        if commit.new_submissions:
+            raise RequestInProgress(commit.new_submissions[0].request_id) from None
+        raise
 
 
 def queue(transaction: Transaction, entry: InboxEntry, intake: Task) -> None:
-    """Insert a submission, its inbox entry and the intake task with its hint; no row of the session is locked."""
-    transaction.run(
-        insert_submission(entry.submission),
+    """Insert a submission, its inbox entry and the intake task with its hint; no row of the session is locked.
+
+    Raises as write does.
+    """
+    writes = [
+        insert_submission(entry.submission).must_touch(1),
         INSERT_INBOX(**rows.inbox_row(entry)),
         INSERT_TASK(**rows.task_row(intake)),
         insert_hint(intake, entry.submission.tenant, 0),
-    )
+    ]
+    try:
+        transaction.write(writes)
+    except psycopg.errors.LockNotAvailable:
+        raise RequestInProgress(entry.submission.request_id) from None
 
 
 def request_digest(tenant: str, request_id: str) -> bytes:
@@ -115,13 +132,13 @@ def request_digest(tenant: str, request_id: str) -> bytes:
 
 
 def _was_applied(sent: Commit, view: View, guard: Guard | None) -> bool:
-    """Whether a try whose COMMIT lost its reply had gone through: the owner finds its step, a claim itself."""
+    """Whether a try whose COMMIT lost its reply had gone through: the owner finds its step, a claim its attempt."""
     if guard is not None:
         return view.attempt_step(guard.task_id, guard.fence) > guard.step
-    claims = [change.after for change in sent.changes if change.after.status is Status.RUNNING]
     return any(
-        (now := view.tasks.get(claim.id)) is not None and (now.fence, now.worker_id) == (claim.fence, claim.worker_id)
-        for claim in claims
+        (found.fence, found.worker_id) == (new.attempt.fence, new.attempt.worker_id)
+        for new in sent.attempts
+        for found in view.attempts(new.attempt.task_id)
     )
 
 
@@ -214,7 +231,8 @@ INSERT_INBOX = Statement(
     insert(inbox).values({name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "text")})
 )
 TAKE_INBOX = Statement(delete(inbox).where(inbox.c.submission_id == bindparam("submission_id")))
-_NOT_BEFORE = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, bindparam("delay", type_=Double))
+# The same for all hints of one statement, so that among them the ids decide: what was made first runs first.
+_NOT_BEFORE = func.statement_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, bindparam("delay", type_=Double))
 _HINT = insert_or_update(outbox).values(
     {
         **{

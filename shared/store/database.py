@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import RawCursor
+from psycopg.abc import PQGen
 from psycopg.rows import dict_row
 from sqlalchemy import ClauseElement, Engine, create_engine
 from sqlalchemy import exc as sqlalchemy_errors
@@ -125,12 +126,35 @@ class Result:
         return self.rows[0] if self.rows else None
 
 
+class Pipeline(psycopg.Pipeline):
+    """A pipeline that ends with its Sync.
+
+    Psycopg's own sends a Flush after it, which the server takes for the start of the next command: it stops the timer
+    of idle_in_transaction_session_timeout, so that a process frozen there would hold its locks for ever.
+    """
+
+    def _exit_gen(self) -> PQGen[None]:
+        try:
+            self._enqueue_sync()
+            yield from self._communicate_gen()
+        finally:
+            yield from self._fetch_gen(flush=False)
+
+
 def run(connection: Connection, *calls: Call | Writes, begin: bool = False) -> list[Result]:
     """Send all calls in one round trip and return their results in order."""
-    with connection.pipeline():
-        if begin:
-            connection.execute("BEGIN")
-        cursors = [_execute(connection, call) for call in calls]
+    if connection._pipeline is None:
+        connection._pipeline = Pipeline(connection)
+    try:
+        with connection.pipeline():
+            if begin:
+                connection.execute("BEGIN")
+            cursors = [_execute(connection, call) for call in calls]
+    except psycopg.DatabaseError as error:
+        # A connection that is lost while results are read has no SQLSTATE, from which psycopg could tell the class.
+        if connection.broken and not isinstance(error, psycopg.OperationalError):
+            raise psycopg.OperationalError(str(error)) from error
+        raise
     return [_result(cursor) for cursor in cursors]
 
 
@@ -284,7 +308,8 @@ class Database:
     def _connect(self) -> Engine:
         milliseconds = int(self._step_seconds * 1000)
         options = {
-            "lock_timeout": milliseconds,
+            # Less than the whole, so that a wait for a lock ends as one, and not as a statement that took too long.
+            "lock_timeout": milliseconds * 9 // 10,
             "statement_timeout": milliseconds,
             "idle_in_transaction_session_timeout": milliseconds,
             "synchronous_commit": "on" if self._durable else "off",

@@ -49,7 +49,7 @@ _DUE = (
         or_(outbox.c.published_at.is_(None), outbox.c.published_at < func.clock_timestamp() - _RESEND),
         OFFER_FITS_HINT,
     )
-    .order_by(outbox.c.priority, outbox.c.not_before)
+    .order_by(outbox.c.priority, outbox.c.not_before, outbox.c.task_id)
     .limit(bindparam("room", type_=Integer))
     .with_for_update(skip_locked=True)
     .cte("due")

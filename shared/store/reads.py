@@ -16,9 +16,12 @@ from shared.model.session import Conversation, Session
 from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import rows
-from shared.store.database import Database, Row, Statement
+from shared.store.database import Call, Database, Result, Row, Statement
 from shared.store.tables import conversations, documents, events, outbox, sessions, submissions, tasks
 from shared.store.view import LATEST_DOCUMENT
+
+OBSERVER_SECONDS = 2.0
+"""How long a read for somebody outside is tried again."""
 
 _EVENT = [column for column in events.c if column.name != "payload"] + [
     sql_cast(events.c.payload, Text).label("payload_text")
@@ -171,18 +174,18 @@ def document(database: Database, session_id: SessionId, name: str) -> StoredDocu
 
 
 def session(database: Database, tenant: str, session_id: SessionId) -> Session | None:
-    (result,) = database.run(SESSION(session_id=session_id, tenant=tenant))
+    (result,) = _read(database, SESSION(session_id=session_id, tenant=tenant))
     return None if result.first is None else rows.session(result.first)
 
 
 def event_page(database: Database, session_id: SessionId, after: int, most: int = 500) -> list[Event]:
     """Events after a seq, in order, no more than `most`."""
-    (result,) = database.run(EVENTS(session_id=session_id, after=after, most=most))
+    (result,) = _read(database, EVENTS(session_id=session_id, after=after, most=most))
     return [rows.event(row) for row in result.rows]
 
 
 def submission(database: Database, tenant: str, submission_id: SubmissionId) -> Submission | None:
-    (result,) = database.run(SUBMISSION(submission_id=submission_id, tenant=tenant))
+    (result,) = _read(database, SUBMISSION(submission_id=submission_id, tenant=tenant))
     return None if result.first is None else rows.submission(result.first)
 
 
@@ -201,7 +204,8 @@ class SessionView:
 
 def session_view(database: Database, tenant: str, session_id: SessionId) -> SessionView | None:
     """The whole current view of a session, None if the tenant has none of that id."""
-    found, talks, work, inputs, papers, usage = database.run(
+    found, talks, work, inputs, papers, usage = _read(
+        database,
         SESSION(session_id=session_id, tenant=tenant),
         SESSION_CONVERSATIONS(session_id=session_id),
         SESSION_TASKS(session_id=session_id),
@@ -224,5 +228,10 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
 
 def sessions_of(database: Database, tenant: str, most: int = 50) -> list[Row]:
     """The newest sessions of a tenant: rows of the table with `agent` and the number of `open_tasks`."""
-    (result,) = database.run(SESSIONS(tenant=tenant, most=most))
+    (result,) = _read(database, SESSIONS(tenant=tenant, most=most))
     return result.rows
+
+
+def _read(database: Database, *calls: Call) -> list[Result]:
+    """For those who look from outside: the first connection may be one that died while nobody used it."""
+    return database.run_patiently(*calls, seconds=OBSERVER_SECONDS)

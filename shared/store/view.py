@@ -24,9 +24,9 @@ _LOCK = select(sessions).where(sessions.c.id == bindparam("session_id"))
 LOCK_SESSION = Statement(_LOCK.with_for_update(key_share=True))
 LOCK_SESSION_IF_FREE = Statement(_LOCK.with_for_update(key_share=True, skip_locked=True))
 CLOCK = Statement(select(func.clock_timestamp().label("now")))
-LOCK_TASKS = Statement(
-    select(tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id).with_for_update(key_share=True)
-)
+_LOCK_TASKS = select(tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id)
+LOCK_TASKS = Statement(_LOCK_TASKS.with_for_update(key_share=True))
+LOCK_TASKS_IF_FREE = Statement(_LOCK_TASKS.with_for_update(key_share=True, skip_locked=True))
 _OTHER = tasks.alias("other")
 _OTHER_WAIT = waits.alias("other_wait")
 _WAITERS = select(waits.c.waiter_id).where(waits.c.dependency_id == any_(_IDS))
@@ -180,10 +180,14 @@ class View:
 def read_view(
     transaction: Transaction, session_id: SessionId, task_ids: Sequence[TaskId], *, skip_locked: bool
 ) -> View | None:
-    """Lock the session and the tasks and read them; None if `skip_locked` and somebody else holds the session."""
+    """Lock the session and the tasks and read them.
+
+    With `skip_locked` it waits for nobody: None if somebody holds the session, and tasks that are held are missing.
+    """
     lock = LOCK_SESSION_IF_FREE if skip_locked else LOCK_SESSION
+    lock_tasks = LOCK_TASKS_IF_FREE if skip_locked else LOCK_TASKS
     asked_at = time.monotonic()
-    session, clock, locked = transaction.run(lock(session_id=session_id), CLOCK(), LOCK_TASKS(ids=sorted(task_ids)))
+    session, clock, locked = transaction.run(lock(session_id=session_id), CLOCK(), lock_tasks(ids=sorted(task_ids)))
     if session.first is None:
         if skip_locked:
             return None
