@@ -1,8 +1,6 @@
-"""Agents for the odd tools and flows, and one whose settings come from the environment."""
+"""Agents for the odd tools."""
 
 from __future__ import annotations
-
-import os
 
 from brain import Agent
 
@@ -13,9 +11,21 @@ odd = Agent(
     tools=[
         *("note", "flaky", "witness", "hold_unsafe", "hold_safe", "hold_reconcile", "send_late", "slow_unsafe", "spin"),
         *("spin_safe", "leave", "vanish", "shaky", "not_before", "talk", "chatter", "order", "gated", "definite"),
-        *("send_reconcile",),
+        *("send_reconcile", "send_lost", "ping"),
     ],
     request_seconds=20,
 )
 turner = Agent(name="turner", version=1, instructions="Turn.", tools=["turning"])
 wanting = Agent(name="wanting", version=1, instructions="Want.", tools=["from_later"])
+flowing = Agent(
+    name="flowing",
+    version=1,
+    instructions="Let it flow.",
+    tools=[
+        *("mailing", "deliver_all", "count_all", "stumble", "poison", "dream", "leave_early", "settle", "give_up"),
+    ],
+    request_seconds=20,
+)
+hasty = Agent(name="hasty", version=1, instructions="Hurry.", request_seconds=1)
+impatient = Agent(name="impatient", version=1, instructions="Give up soon.", retries=1)
+brief = Agent(name="brief", version=1, instructions="Be brief.", tools=["ping"], rounds=2)

@@ -22,7 +22,15 @@ from tests.sample.tools import act, effects
 
 LONG = 600.0
 FIND_START = "SELECT payload::text FROM brainhands.events WHERE task_id = %s AND type = 'tool_call_start'"
-LATE_SECONDS = 3.5
+ACCEPT_LATE = """
+import pathlib, sys, time
+file, to, line = sys.argv[1:]
+end = time.monotonic() + 60
+while not pathlib.Path(f"{file}.{to}").exists() and time.monotonic() < end:
+    time.sleep(0.02)
+with open(file, "a") as effects:
+    effects.write(line)
+"""
 
 
 def hold(ctx: ToolContext) -> None:
@@ -31,9 +39,14 @@ def hold(ctx: ToolContext) -> None:
         time.sleep(LONG)
 
 
+def effects_file() -> str:
+    """Where effects are written; the gates are files beside it."""
+    return os.environ["SAMPLE_EFFECTS"]
+
+
 def wait_for_gate(name: str) -> None:
     """Work until the test makes the file of this name, or half a minute has passed."""
-    gate = Path(f"{os.environ['SAMPLE_EFFECTS']}.{name}")
+    gate = Path(f"{effects_file()}.{name}")
     end = time.monotonic() + 30
     while not gate.exists() and time.monotonic() < end:
         time.sleep(0.02)
@@ -47,7 +60,7 @@ def witness(ctx: ToolContext, text: str, times: int = 2) -> object:
     return {"starts": [json.loads(row[0]) for row in found], "operation_id": ctx.operation_id, "text": text * times}
 
 
-@tool(timeout=4)
+@tool(timeout=3)
 def hold_unsafe(ctx: ToolContext, name: str) -> str:
     """Act, and never come back."""
     ctx.progress(f"step one of {name}\n")
@@ -91,12 +104,11 @@ def find_held(ctx: ToolContext) -> object:
     return f"found {ctx.operation_id}" if f"hold_reconcile {ctx.operation_id}" in effects() else NotFound
 
 
-@tool(replay="reconcile", timeout=3, settle=2)
+@tool(replay="reconcile", timeout=3, settle=27)
 def send_late(ctx: ToolContext, to: str) -> str:
-    """Ask a service that accepts seconds later, whoever is still there, and does not know one operation from another."""
-    accept = f"import time; time.sleep({LATE_SECONDS}); open({os.environ['SAMPLE_EFFECTS']!r}, 'a').write({{!r}})"
+    """Ask a service that accepts when the gate is open, whoever is still there, and does not know an operation again."""
     line = f"late {to} {ctx.operation_id}\n"
-    subprocess.Popen([sys.executable, "-c", accept.format(line)], start_new_session=True)
+    subprocess.Popen([sys.executable, "-c", ACCEPT_LATE, effects_file(), to, line], start_new_session=True)
     act(f"asked for {to}")
     time.sleep(LONG)
     return to
@@ -108,6 +120,21 @@ def find_late(ctx: ToolContext) -> object:
     found = any(line.startswith("late ") and line.endswith(ctx.operation_id) for line in effects())
     act(f"late look-up {'found' if found else 'not found'}")
     return "it was late" if found else NotFound
+
+
+@tool(replay="reconcile", timeout=1, settle=0.5)
+def send_lost(ctx: ToolContext, to: str) -> str:
+    """Lose the first request on its way."""
+    act(f"lost {to} {ctx.attempt}")
+    if ctx.attempt == 1:
+        raise ConnectionError("cut")
+    return f"attempt {ctx.attempt}"
+
+
+@send_lost.lookup()
+def find_lost(ctx: ToolContext) -> object:
+    """Never find it."""
+    return NotFound
 
 
 @tool(timeout=30)
@@ -141,7 +168,7 @@ def leave(how: Literal["exit", "interrupt", "boom"]) -> None:
     raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "boom": ValueError("boom")}[how]
 
 
-@tool(timeout=4)
+@tool(timeout=2)
 def vanish() -> None:
     """Act, and end the process without a word."""
     act("vanish")
@@ -209,6 +236,12 @@ def gated(name: str) -> str:
     act(f"gated {name}")
     wait_for_gate(name)
     return f"through {name}"
+
+
+@tool(replay="safe")
+def ping() -> str:
+    """Take no arguments."""
+    return "pong"
 
 
 @tool
