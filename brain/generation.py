@@ -190,9 +190,11 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
             base_url=settings().openai_base_url,
             seconds=agent.request_seconds,
             on_text=run.progress,
-            stop=lambda: run.stopped,
+            stop=lambda: run.cancelled or run.stopped,
         )
     except Interrupted as cut:
+        if run.cancelled:
+            return Step(lambda _draft: Sleep(0, phase="retry"))
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=chat.estimated_usage(body, cut.text))
         return Step(partial(_store_interruption, task=task, agent=agent, event=interrupted, digest=digest))
     except ProviderError as error:

@@ -163,7 +163,7 @@ def _context(run: Run) -> ToolContext:
         attempt=task.checkpoint["runs"] + task.phase_attempts - 1,
         deadline=task.deadline,
         write_progress=run.progress,
-        ask_cancelled=lambda: run.stopped,
+        ask_cancelled=lambda: run.cancelled or run.stopped,
     )
 
 

@@ -149,7 +149,7 @@ def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, To
             moved = _moved(draft, task, phase, "sleeping", checkpoint)
             return Sleep(transition.seconds, phase, moved, transition.until)
         case Wait(tasks=tasks, phase=phase, checkpoint=checkpoint):
-            return Wait(tasks, phase, _moved(draft, task, phase, "waiting", checkpoint))
+            return Wait(tasks, phase, _moved(draft, task, phase, "waiting", checkpoint), transition.fail_fast)
 
 
 def _change(draft: Draft, update: Update) -> None:

@@ -22,7 +22,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance
+from shared.engine import acceptance, stopping
 from shared.engine.ledger import Ledger
 from shared.errors import (
     BadInput,
@@ -31,18 +31,20 @@ from shared.errors import (
     UnfitConnection,
     UnknownSession,
     UnknownSubmission,
+    UnknownTask,
 )
 from shared.model.event import Event
 from shared.model.ids import (
     SessionId,
     SubmissionId,
+    TaskId,
     new_conversation_id,
     new_session_id,
     new_submission_id,
     new_uuid,
 )
 from shared.model.json import clean_text, digest
-from shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
+from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
 from shared.runtime.settings import addresses
 from shared.store import reads
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
@@ -166,6 +168,33 @@ class Client:
             return found
         finally:
             bell.close()
+
+    def cancel(
+        self,
+        *,
+        submission: SubmissionId | UUID | str | None = None,
+        session: SessionId | UUID | str | None = None,
+        task: TaskId | UUID | str | None = None,
+        reason: str = "asked for",
+    ) -> Cancellation:
+        """End a submission, one task with all it owns, or everything that a session has open; say what came of it.
+
+        The wish is stored first, so it holds over any crash; asking again does no harm. What is under way when it comes
+        may still complete: then that stands, and `wait` tells. Raises UnknownSubmission, UnknownSession, UnknownTask.
+        """
+        given = [name for name in (submission, session, task) if name is not None]
+        if len(given) != 1:
+            raise BadInput("name one of submission, session and task to cancel")
+        if submission is not None:
+            found = self.submission(submission)
+            return stopping.cancel_submission(self._ledger, found, reason)
+        if session is not None:
+            return stopping.cancel_session(self._ledger, self._known(session), reason)
+        task_id = TaskId(_uuid(given[0], "task"))
+        known = reads.task(self._database, task_id)
+        if known is None or reads.session(self._database, self.tenant, known.session_id) is None:
+            raise UnknownTask(task_id)
+        return stopping.cancel_task(self._ledger, known, reason)
 
     def close(self) -> None:
         """Give back the connections."""

@@ -90,6 +90,13 @@ class UnknownSubmission(BadInput):
         super().__init__(f"no submission {submission}", "check the id in the receipt")
 
 
+class UnknownTask(BadInput):
+    """No task of this tenant has the given id."""
+
+    def __init__(self, task: object) -> None:
+        super().__init__(f"no task {task}", "list a session's tasks with `brainhands show SESSION`")
+
+
 class UnfitConnection(BadInput):
     """A caller's connection with which a submission could not be part of the caller's transaction."""
 

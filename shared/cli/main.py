@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.show import sessions, show
@@ -22,7 +23,7 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (up, brain, hands, relay, flower, migrate, submit, watch, sessions, show, doctor):
+for command in (up, brain, hands, relay, flower, migrate, submit, cancel, watch, sessions, show, doctor):
     commands.command()(command)
 
 

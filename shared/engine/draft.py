@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from shared.engine import cancellation
 from shared.engine.definition import Step
 from shared.kernel import chain, intake, moves
-from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, SubmissionEnd, TaskChange
+from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, NewWait, SubmissionEnd, TaskChange
 from shared.model.document import StoredDocument
 from shared.model.event import Event, Payload, SubmissionDone, TaskCreated, UserMessage
 from shared.model.ids import ConversationId, SubmissionId, TaskId, WorkerId, new_task_id
 from shared.model.json import Json, canonical, clean
-from shared.model.session import Conversation
+from shared.model.session import Conversation, Inbox
 from shared.model.submission import Submission
 from shared.model.task import Attempt, Outcome, Requirement, Status, Task
 from shared.store.view import View
@@ -51,7 +52,7 @@ class Draft:
         self._after: dict[TaskId, Task] = {}
         self._new_tasks: dict[TaskId, Task] = {}
         self._finishing: dict[TaskId, tuple[Outcome, Json, str | None]] = {}
-        self._waits: dict[TaskId, tuple[TaskId, ...]] = {}
+        self._waits: dict[TaskId, list[NewWait]] = {}
         self._waits_over: list[TaskId] = []
         self._conversations: list[Conversation] = []
         self._documents: dict[str, StoredDocument] = {}
@@ -69,6 +70,11 @@ class Draft:
     def task(self, task_id: TaskId) -> Task:
         """The task as this draft leaves it so far."""
         return self._new_tasks.get(task_id) or self._after.get(task_id) or self._before[task_id]
+
+    def load(self, tasks: Iterable[Task]) -> None:
+        """Make tasks known that were read under the lock."""
+        for task in tasks:
+            self._before.setdefault(task.id, task)
 
     def event(
         self,
@@ -165,9 +171,12 @@ class Draft:
     def is_finishing(self, task_id: TaskId) -> bool:
         return task_id in self._finishing
 
-    def wait(self, waiter: Task, dependencies: Sequence[TaskId]) -> None:
+    def wait(self, waiter: Task, dependencies: Sequence[TaskId], *, fail_fast: bool = False) -> None:
         """Let a waiting task wait for others of its session; what has ended already is not waited for."""
-        self._waits[waiter.id] = tuple(dict.fromkeys(dependencies))
+        self._waits[waiter.id] = [
+            NewWait(waiter_id=waiter.id, dependency_id=each, fail_fast=fail_fast)
+            for each in dict.fromkeys(dependencies)
+        ]
 
     def end_wait(self, waiter: Task) -> None:
         """Nothing that the task waits for is open any more."""
@@ -225,13 +234,14 @@ class Draft:
         outcome: Outcome,
         *,
         causes: Iterable[int],
-        task: Task,
+        task: Task | None = None,
+        conversation_id: ConversationId | None = None,
         output: Json = None,
         error: str | None = None,
     ) -> None:
         """End a submission with its answer, or with the reason why there is none."""
         payload = SubmissionDone(submission=str(submission_id), outcome=outcome, output=output, error=error)
-        self.event(payload, causes=causes, task=task)
+        self.event(payload, causes=causes, task=task, conversation_id=conversation_id)
         self._submissions_ended.append(
             SubmissionEnd(
                 submission_id=submission_id,
@@ -251,6 +261,13 @@ class Draft:
         )
         self.add(task)
         return task
+
+    def withdraw(self, entry: Inbox, *, reason: str) -> None:
+        """End a submission whose input was never admitted."""
+        self._inbox_taken.append(entry.submission_id)
+        self.end_submission(
+            entry.submission_id, Outcome.CANCELLED, causes=(), conversation_id=entry.conversation_id, error=reason
+        )
 
     def take_next_input(self, conversation_id: ConversationId) -> None:
         """Admit the oldest input that waits for the conversation, unless a generation of it is open."""
@@ -287,7 +304,7 @@ class Draft:
                 for task_id, after in sorted(self._after.items())
                 if after is not self._before[task_id]
             ),
-            waits=tuple((waiter, each) for waiter, dependencies in self._waits.items() for each in dependencies),
+            waits=tuple(each for waits in self._waits.values() for each in waits),
             waits_over=tuple(self._waits_over),
             attempts=tuple(self._attempts.values()),
             attempt_steps=tuple(self._attempt_steps),
@@ -301,12 +318,22 @@ class Draft:
 
     def _settle_waits(self) -> None:
         """A new wait on what has ended already, or on nothing, is over at once."""
-        for waiter_id, dependencies in list(self._waits.items()):
-            stored = [each for each in dependencies if each not in self._new_tasks]
-            still_open = self.view.open_among(stored) if stored else frozenset()
-            remaining = tuple(each for each in dependencies if each in self._new_tasks or each in still_open)
+        for waiter_id, waits in list(self._waits.items()):
+            stored = [each.dependency_id for each in waits if each.dependency_id not in self._new_tasks]
+            states = self.view.states(stored) if stored else {}
+            failed = any(
+                status is Status.DONE and outcome is not Outcome.SUCCEEDED for status, outcome in states.values()
+            )
+            remaining = [
+                each
+                for each in waits
+                if each.dependency_id in self._new_tasks
+                or states.get(each.dependency_id, (Status.DONE, None))[0] is not Status.DONE
+            ]
             if remaining:
                 self._waits[waiter_id] = remaining
+                if failed and any(each.fail_fast for each in waits):
+                    self._cancel_owned(waiter_id, [each.dependency_id for each in remaining])
             else:
                 del self._waits[waiter_id]
                 self.change(moves.ready(self.task(waiter_id)))
@@ -317,33 +344,77 @@ class Draft:
         while self._finishing:
             finishing, self._finishing = self._finishing, {}
             around = self.view.neighbours([self.task(task_id) for task_id in finishing])
-            for task_id, (outcome, result, error) in finishing.items():
+            self.load([*around.waiters.values(), *around.completing_owners.values()])
+            for task_id in self._owned_first(finishing):
+                outcome, result, error = finishing[task_id]
                 task = self.task(task_id)
-                if self._open_children(task_id, around.open_children.get(task_id, frozenset()), finishing):
-                    self.change(moves.complete(task, outcome=outcome, result=result, error=error))
+                if self._open_children(task_id, around.open_children.get(task_id, frozenset())):
+                    if task.status is not Status.COMPLETING:
+                        self._leave_wait(task)
+                        self.change(moves.complete(task, outcome=outcome, result=result, error=error))
                     continue
+                self._leave_wait(task)
                 self.change(moves.end(task, outcome=outcome, result=result, error=error))
                 if task.kind == intake.GENERATION and task.conversation_id is not None:
                     ended_generations.append(task.conversation_id)
-            for waiter_id, waiter in around.waiters.items():
-                self._before.setdefault(waiter_id, waiter)
-                if self._still_open(around.open_dependencies.get(waiter_id, frozenset())):
+                    self._end_cancelled_submission(self.task(task_id))
+            for waiter_id in around.waiters:
+                still_open = self._still_open(around.open_dependencies.get(waiter_id, frozenset()))
+                if self.task(waiter_id).status is not Status.WAITING or waiter_id in self._finishing:
                     continue
-                if self.task(waiter_id).status is Status.WAITING:
+                if not still_open:
                     self.end_wait(self.task(waiter_id))
-            for owner_id, owner in around.completing_owners.items():
-                self._before.setdefault(owner_id, owner)
-                if not self._open_children(owner_id, around.open_children.get(owner_id, frozenset()), {}):
+                elif any(self._went_wrong(each) for each in around.fail_fast_on.get(waiter_id, ())):
+                    self._cancel_owned(waiter_id, still_open)
+            for owner_id in around.completing_owners:
+                owner = self.task(owner_id)
+                if owner.is_open and not self._open_children(owner_id, around.open_children.get(owner_id, frozenset())):
                     assert owner.outcome is not None
                     self._finishing[owner_id] = (owner.outcome, owner.result, owner.error)
         for conversation_id in dict.fromkeys(ended_generations):
             self.take_next_input(conversation_id)
 
-    def _open_children(
-        self, owner_id: TaskId, stored: frozenset[TaskId], finishing: dict[TaskId, tuple[Outcome, Json, str | None]]
-    ) -> bool:
+    def _owned_first(self, finishing: Iterable[TaskId]) -> list[TaskId]:
+        """What is owned ends before its owner does."""
+
+        def depth(task_id: TaskId) -> int:
+            owner = self.task(task_id).owner_id
+            return 1 + depth(owner) if owner in ids else 0
+
+        ids = set(finishing)
+        return sorted(ids, key=lambda task_id: (-depth(task_id), task_id))
+
+    def _leave_wait(self, task: Task) -> None:
+        if task.status is Status.WAITING:
+            self._waits_over.append(task.id)
+
+    def _went_wrong(self, task_id: TaskId) -> bool:
+        ended = self._after.get(task_id)
+        return ended is not None and not ended.is_open and ended.outcome is not Outcome.SUCCEEDED
+
+    def _cancel_owned(self, owner_id: TaskId, among: Iterable[TaskId]) -> None:
+        """Stop what a task owns, at the first failure of something it waits for."""
+        among = set(among)
+        open_tasks = self.view.open_tasks()
+        cancellation.cancel_trees(
+            self,
+            [each.id for each in open_tasks.values() if each.id in among and each.owner_id == owner_id],
+            open_tasks,
+        )
+
+    def _end_cancelled_submission(self, generation: Task) -> None:
+        if generation.outcome is Outcome.CANCELLED and generation.submission_id is not None:
+            self.end_submission(
+                generation.submission_id,
+                Outcome.CANCELLED,
+                causes=[generation.cause],
+                task=generation,
+                error="cancelled",
+            )
+
+    def _open_children(self, owner_id: TaskId, stored: frozenset[TaskId]) -> bool:
         made = any(task.owner_id == owner_id and task.is_open for task in self._new_tasks.values())
-        return made or bool(self._still_open(stored) - finishing.keys())
+        return made or bool(self._still_open(stored))
 
     def _still_open(self, stored: frozenset[TaskId]) -> frozenset[TaskId]:
         return frozenset(each for each in stored if each not in self._after or self._after[each].is_open)

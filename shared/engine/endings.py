@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from shared.engine.draft import Draft
+from typing import TYPE_CHECKING
+
 from shared.kernel import moves, recovery
 from shared.kernel.intake import GENERATION
 from shared.model.event import (
     ModelInterrupted,
+    TaskCancelled,
     TaskFailed,
     TaskRecovered,
     ToolCallError,
@@ -15,14 +17,24 @@ from shared.model.event import (
     Usage,
 )
 from shared.model.json import Json
-from shared.model.task import Outcome, Task
+from shared.model.task import Outcome, Status, Task
+
+if TYPE_CHECKING:
+    from shared.engine.draft import Draft
 
 RETRY_PAUSE_SECONDS = 1.0
 """Wait before a task whose attempt crashed is hinted again, times its attempts."""
 
 
 def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> None:
-    """The claim of a running task is over without a commit: it runs again, or fails at the restart limit."""
+    """The claim of a running task is over without a commit: it runs again, or fails at the restart limit.
+
+    One that is to be cancelled ends now.
+    """
+    task = draft.task(task.id)
+    if task.cancel_wanted:
+        cancel(draft, task)
+        return
     if recovery.asked_the_model(task):
         keep_partial_text(draft, task, reason)
     if not recovery.may_run_again(task, restart_limit):
@@ -37,7 +49,7 @@ def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> No
 
 def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
     """What a model request showed before it was cut stays as a record; its tokens are an estimate."""
-    shown = next((each.progress for each in draft.view.attempts(task.id) if each.fence == task.fence), "")
+    shown = _shown(draft, task)
     usage = Usage(tokens_out=len(shown) // 4, estimated=True)
     payload = ModelInterrupted(text=shown, reason=reason, usage=usage)
     request = task.checkpoint.get("request_seq")
@@ -51,14 +63,37 @@ def fail(draft: Draft, task: Task, error: str) -> None:
         end_generation(draft, task, Outcome.FAILED, causes=[seq], error=error)
         draft.finish(task, Outcome.FAILED, error=error)
     elif recovery.effect_is_unknown(task):
-        shown = next((each.progress for each in draft.view.attempts(task.id) if each.fence == task.fence), "")
-        draft.event(ToolCallInterrupted(**call_fields(task), partial=shown, error=error), causes=[seq], task=task)
-        draft.finish(task, Outcome.INTERRUPTED, error=error)
+        _leave_unknown(draft, task, error, cause=seq)
     elif recovery.is_call(task):
         draft.event(ToolCallError(**call_fields(task), error=error), causes=[seq], task=task)
         draft.finish(task, Outcome.FAILED, error=error)
     else:
         draft.finish(task, Outcome.FAILED, error=error)
+
+
+def cancel(draft: Draft, task: Task) -> None:
+    """End a task for a cancel; a call whose intent is stored may have acted, and ends as unknown."""
+    if task.status is Status.RUNNING and recovery.asked_the_model(task):
+        keep_partial_text(draft, task, "cancelled")
+    seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=_cause(task), task=task)
+    if recovery.effect_is_unknown(task):
+        _leave_unknown(draft, task, "cancelled; its effect may have happened", cause=seq)
+        return
+    if recovery.is_call(task):
+        draft.event(ToolCallError(**call_fields(task), error="cancelled before it ran"), causes=[seq], task=task)
+    draft.finish(task, Outcome.CANCELLED, error="cancelled")
+
+
+def _leave_unknown(draft: Draft, task: Task, error: str, *, cause: int) -> None:
+    shown = _shown(draft, task)
+    draft.event(ToolCallInterrupted(**call_fields(task), partial=shown, error=error), causes=[cause], task=task)
+    draft.finish(task, Outcome.INTERRUPTED, error=error)
+
+
+def _shown(draft: Draft, task: Task) -> str:
+    """What the last attempt had shown."""
+    attempts = draft.view.attempts(task.id)
+    return attempts[-1].progress if attempts else ""
 
 
 def end_generation(

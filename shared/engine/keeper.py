@@ -25,6 +25,12 @@ from shared.store.database import TRANSIENT, Database
 
 log = logger("keeper")
 
+LOOK_SECONDS = 1.0
+"""How often a process that holds claims looks whether they still stand, and whether they are to be cancelled."""
+
+CANCEL_SECONDS = 2.0
+"""How long a phase may go on after it was told to end; then its lease is over."""
+
 SEEN_SECONDS = 4.0
 """How often a process says that it lives."""
 
@@ -36,6 +42,7 @@ class Held:
     fence: int
     until: float
     lost: bool = False
+    cancelled: bool = False
 
 
 class Keeper:
@@ -100,6 +107,12 @@ class Keeper:
             held = self._held.get(task_id)
             return held is None or held.fence != fence or held.lost or time.monotonic() >= held.until
 
+    def cancelled(self, task_id: TaskId, fence: int) -> bool:
+        """True if the task shall end; the phase has a moment left to end it by itself."""
+        with self._lock:
+            held = self._held.get(task_id)
+            return held is not None and held.fence == fence and held.cancelled
+
     def seconds_left(self, task_id: TaskId, fence: int) -> float:
         """Until the lease ends as it stands now; 0 for a claim that is not held."""
         with self._lock:
@@ -131,7 +144,7 @@ class Keeper:
                 self._renew()
             except (*TRANSIENT, ServerUnavailable) as error:
                 log.warning("keeper_cannot_reach_postgres", error=type(error).__name__)
-            self._wake.wait(min(SEEN_SECONDS, self._lease_seconds / 3))
+            self._wake.wait(min(LOOK_SECONDS if self._held else SEEN_SECONDS, self._lease_seconds / 3))
             self._wake.clear()
 
     def _say_alive(self) -> None:
@@ -143,14 +156,16 @@ class Keeper:
         with self._lock:
             mine = {task_id: held.fence for task_id, held in self._held.items() if not held.lost}
             due = [task_id for task_id in mine if self._held[task_id].until - time.monotonic() < self._renew_below]
+            cancelled = [task_id for task_id in mine if self._held[task_id].cancelled]
         if not mine:
             return
         sent_at = time.monotonic()
-        renewed, owned = self._database.run(
+        renewed, owned, _ = self._database.run(
             attempts.renew(due, [mine[task_id] for task_id in due], self._lease_seconds),
             attempts.owned(list(mine), list(mine.values())),
+            attempts.shorten(cancelled, [mine[task_id] for task_id in cancelled], CANCEL_SECONDS),
         )
-        still_owned = {(row["id"], row["fence"]) for row in owned.rows}
+        still_owned = {(row["id"], row["fence"]): row["cancel_wanted"] for row in owned.rows}
         with self._lock:
             for row in renewed.rows:
                 held = self._held.get(row["id"])
@@ -158,7 +173,14 @@ class Keeper:
                     held.until = max(held.until, sent_at + float(row["seconds_left"]))
             for task_id, fence in mine.items():
                 held = self._held.get(task_id)
-                if held is not None and held.fence == fence and (task_id, fence) not in still_owned:
+                if held is None or held.fence != fence:
+                    continue
+                if (task_id, fence) not in still_owned:
                     held.lost = True
                     log.warning("lease_lost", task=task_id, fence=fence)
+                elif still_owned[task_id, fence] and not held.cancelled:
+                    held.cancelled = True
+                    held.until = min(held.until, time.monotonic() + CANCEL_SECONDS)
+                    self._wake.set()
+                    log.info("cancel_wanted", task=task_id, fence=fence)
             self._arm()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,6 +29,7 @@ class Run:
         database: Database,
         soft_database: Database,
         stopped: Callable[[], bool],
+        cancelled: Callable[[], bool],
         conversation: Conversation | None = None,
     ) -> None:
         self.task = task
@@ -34,13 +37,20 @@ class Run:
         self.database = database
         self._soft_database = soft_database
         self._stopped = stopped
+        self._cancelled = cancelled
         self._shown = ""
-        self._written_at = time.monotonic()
+        self._written_at = -math.inf
+        self._later: threading.Timer | None = None
 
     @property
     def stopped(self) -> bool:
         """True when the claim is lost: nothing that this run still does can be stored."""
         return self._stopped()
+
+    @property
+    def cancelled(self) -> bool:
+        """True when the task shall end: the phase should return soon, and what it returns is stored if it is an end."""
+        return self._cancelled()
 
     @property
     def shown(self) -> str | None:
@@ -58,16 +68,20 @@ class Run:
     def progress(self, text: str) -> None:
         """Show more output of this attempt."""
         self._shown = (self._shown + text)[-attempts.PROGRESS_LIMIT :].replace("\x00", "\ufffd")
-        now = time.monotonic()
-        if now - self._written_at >= PROGRESS_SECONDS:
-            self._written_at = now
+        wait = self._written_at + PROGRESS_SECONDS - time.monotonic()
+        if wait <= 0:
             self._write()
+        elif self._later is None or not self._later.is_alive():
+            self._later = threading.Timer(wait, self._write)
+            self._later.daemon = True
+            self._later.start()
 
     def earlier_attempts(self) -> list[Attempt]:
         """The claims of this task before the present one, oldest first."""
         return [each for each in attempts.of_task(self.database, self.task.id) if each.fence < self.task.fence]
 
     def _write(self) -> None:
+        self._written_at = time.monotonic()
         try:
             self._soft_database.run(attempts.write_progress(self.task.id, self.task.fence, self._shown))
         except (*TRANSIENT, ServerUnavailable) as error:

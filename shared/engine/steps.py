@@ -49,7 +49,7 @@ def move(
             checkpoint = _checkpoint(transition.checkpoint, owned)
             waiting = moves.wait(owned, phase=transition.phase, checkpoint=checkpoint)
             draft.change(waiting)
-            draft.wait(waiting, transition.tasks)
+            draft.wait(waiting, transition.tasks, fail_fast=transition.fail_fast)
         case Done():
             draft.finish(owned, Outcome.SUCCEEDED, result=clean(transition.result))
         case Fail():

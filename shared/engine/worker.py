@@ -24,7 +24,7 @@ from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json, clean_text
 from shared.model.session import Conversation
-from shared.model.task import Status, Task
+from shared.model.task import Final, Status, Task
 from shared.model.worker import WorkerInfo
 from shared.runtime.logs import logger
 from shared.store import attempts, reads
@@ -36,6 +36,10 @@ log = logger("worker")
 
 THEIRS = (*TRANSIENT, ServerUnavailable, Unsettled)
 """Errors that are not the phase's: Postgres is away, and the lease decides what becomes of the task."""
+
+
+class _MustEnd(Exception):
+    """The task is to be cancelled, and its phase did not end it: nothing more is made under it."""
 
 
 class Worker:
@@ -157,7 +161,12 @@ class Worker:
     def _commit(self, task: Task, decide: Callable[[Draft], None], evidence: Json) -> Task | None:
         def fill(view: View) -> Commit:
             draft = Draft(view, self._origin)
-            decide(draft)
+            try:
+                decide(draft)
+            except _MustEnd:
+                draft = Draft(view, self._origin)
+                draft.record_step(task, progress=None, deadline=None)
+                endings.cancel(draft, view.tasks[task.id])
             return draft.freeze()
 
         guard = Guard(task_id=task.id, fence=task.fence, step=task.step)
@@ -178,6 +187,8 @@ class Worker:
         """Carry out a step, and what it hands on to this worker in the same commit."""
         goes_on = not self.keeper.draining
         transition = step.decide(draft)
+        if draft.task(owned.id).cancel_wanted and not isinstance(transition, Final):
+            raise _MustEnd
         owned = draft.task(owned.id)
         steps.move(
             draft,
@@ -216,7 +227,8 @@ class Worker:
 
     def _run(self, task: Task, conversation: Conversation | None = None) -> Run:
         stopped = partial(self.keeper.lost, task.id, task.fence)
-        return Run(task, self.database, self._soft_database, stopped, conversation)
+        cancelled = partial(self.keeper.cancelled, task.id, task.fence)
+        return Run(task, self.database, self._soft_database, stopped, cancelled, conversation)
 
     def _keep_evidence(self, task: Task, evidence: Json) -> None:
         if evidence is not None:

@@ -31,6 +31,7 @@ class Move(StrEnum):
     END = "end"
     BLOCK = "block"
     UNBLOCK = "unblock"
+    CANCEL = "cancel"
 
 
 TASK_MOVES: dict[tuple[Status, Move], Status] = {
@@ -44,9 +45,17 @@ TASK_MOVES: dict[tuple[Status, Move], Status] = {
     (Status.RUNNING, Move.WAIT): Status.WAITING,
     (Status.RUNNING, Move.COMPLETE): Status.COMPLETING,
     (Status.RUNNING, Move.END): Status.DONE,
+    (Status.RUNNING, Move.CANCEL): Status.RUNNING,
     (Status.SLEEPING, Move.WAKE): Status.PENDING,
     (Status.WAITING, Move.READY): Status.PENDING,
     (Status.COMPLETING, Move.END): Status.DONE,
+    # A cancel ends a task in whatever status it finds it, without a worker.
+    (Status.PENDING, Move.COMPLETE): Status.COMPLETING,
+    (Status.PENDING, Move.END): Status.DONE,
+    (Status.SLEEPING, Move.COMPLETE): Status.COMPLETING,
+    (Status.SLEEPING, Move.END): Status.DONE,
+    (Status.WAITING, Move.COMPLETE): Status.COMPLETING,
+    (Status.WAITING, Move.END): Status.DONE,
 }
 
 
@@ -119,16 +128,19 @@ def ready(task: Task) -> Task:
 
 def complete(task: Task, *, outcome: Outcome, result: Json, error: str | None) -> Task:
     """The outcome is decided, but owned work is still open."""
-    return _give_up(
-        task, Move.COMPLETE, step=task.step + 1, phase_attempts=0, outcome=outcome, result=result, error=error
-    )
+    return _decide(task, Move.COMPLETE, outcome, result, error)
 
 
 def end(task: Task, *, outcome: Outcome, result: Json, error: str | None) -> Task:
     """The task is done with its outcome; a completing one keeps the outcome it had."""
     if task.status is Status.COMPLETING:
         return _move(task, Move.END)
-    return _give_up(task, Move.END, step=task.step + 1, phase_attempts=0, outcome=outcome, result=result, error=error)
+    return _decide(task, Move.END, outcome, result, error)
+
+
+def want_cancel(task: Task) -> Task:
+    """A running task shall end: its owner is told, and can only end it now."""
+    return _move(task, Move.CANCEL, cancel_wanted=True)
 
 
 def block(task: Task, reason: str) -> Task:
@@ -137,6 +149,21 @@ def block(task: Task, reason: str) -> Task:
 
 def unblock(task: Task) -> Task:
     return _move(task, Move.UNBLOCK, blocked=None)
+
+
+def _decide(task: Task, move: Move, outcome: Outcome, result: Json, error: str | None) -> Task:
+    owned = task.status is Status.RUNNING
+    return _give_up(
+        task,
+        move,
+        step=task.step + owned,
+        phase_attempts=0,
+        outcome=outcome,
+        result=result,
+        error=error,
+        wake_at=None,
+        blocked=None,
+    )
 
 
 def _give_up(task: Task, move: Move, **changes: Any) -> Task:

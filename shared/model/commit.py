@@ -53,6 +53,15 @@ class AttemptStep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewWait:
+    """A task that goes on when another has ended; `fail_fast` cancels what it owns if that one does not succeed."""
+
+    waiter_id: TaskId
+    dependency_id: TaskId
+    fail_fast: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InboxEntry:
     """Input put into a conversation's inbox."""
 
@@ -85,8 +94,7 @@ class Commit:
     documents: tuple[StoredDocument, ...] = ()
     new_tasks: tuple[Task, ...] = ()
     changes: tuple[TaskChange, ...] = ()
-    waits: tuple[tuple[TaskId, TaskId], ...] = ()
-    """New waits, as (waiter, dependency)."""
+    waits: tuple[NewWait, ...] = ()
     waits_over: tuple[TaskId, ...] = ()
     """Waiters whose waits are settled."""
     attempts: tuple[NewAttempt, ...] = ()

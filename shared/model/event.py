@@ -203,6 +203,23 @@ class TaskFailed(Payload):
     error: str
 
 
+class CancelRequested(Payload):
+    """Somebody wants work to end: a submission, one task with what it owns, or everything in the session."""
+
+    event_type = "cancel_requested"
+    scope: str
+    subject: str | None
+    reason: str
+
+
+class TaskCancelled(Payload):
+    """A task ended because a cancel was wanted."""
+
+    event_type = "task_cancelled"
+    kind: str
+    phase: str
+
+
 class TaskBlocked(Payload):
     event_type = "task_blocked"
     kind: str
@@ -247,6 +264,8 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         TaskPhase,
         TaskRecovered,
         TaskFailed,
+        CancelRequested,
+        TaskCancelled,
         TaskBlocked,
         TaskUnblocked,
         SubmissionDone,

@@ -45,6 +45,26 @@ class Submission:
     done_at: datetime | None = None
 
 
+class CancelState(StrEnum):
+    """What came of a wish to cancel."""
+
+    CANCELLED = "cancelled"
+    """It has ended, and nothing of it runs any more."""
+    ENDING = "ending"
+    """The wish is stored and what runs is told; a completion that is under way may still win."""
+    TOO_LATE = "too_late"
+    """It had ended before."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cancellation:
+    """The answer to a cancel; `outcome` is how the submission or task ended, None while it has not."""
+
+    session_id: SessionId
+    state: CancelState
+    outcome: Outcome | None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
     """What a caller gets at once: the identity of the accepted input."""

@@ -72,6 +72,8 @@ class Task:
     """When the present phase must have ended; no lease is renewed past it."""
     wake_at: datetime | None = None
     blocked: str | None = None
+    cancel_wanted: bool = False
+    """The task shall end; while it runs, its owner is told."""
     created_at: datetime
 
     @property
@@ -113,11 +115,16 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Go on with `phase` when all `tasks` have ended. An empty or already ended list goes on at once."""
+    """Go on with `phase` when all `tasks` have ended. An empty or already ended list goes on at once.
+
+    With `fail_fast`, the first of them that does not succeed cancels those that the waiting task owns, and the task
+    goes on when they have wound up.
+    """
 
     tasks: Sequence[TaskId]
     phase: str
     checkpoint: Json = None
+    fail_fast: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +150,6 @@ class Interrupt:
 
 
 Transition: TypeAlias = Next | Sleep | Wait | Done | Fail | Interrupt
+
+Final: TypeAlias = Done | Fail | Interrupt
+"""What ends the task, also one that is to be cancelled: a completion that comes first wins."""

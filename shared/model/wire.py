@@ -9,7 +9,7 @@ from uuid import UUID
 from shared.model.event import Event
 from shared.model.json import Json
 from shared.model.session import Conversation, Session
-from shared.model.submission import Receipt, Submission
+from shared.model.submission import Cancellation, Receipt, Submission
 from shared.model.task import Task
 
 
@@ -80,6 +80,7 @@ def task(value: Task) -> dict[str, Json]:
         "checkpoint": value.checkpoint,
         "result": value.result,
         "error": value.error,
+        "cancel_wanted": value.cancel_wanted,
         "blocked": value.blocked,
         "worker": _id(value.worker_id),
         "fence": value.fence,
@@ -116,6 +117,10 @@ def receipt(value: Receipt) -> dict[str, Json]:
         "request_id": value.request_id,
         "status": value.status,
     }
+
+
+def cancellation(value: Cancellation) -> dict[str, Json]:
+    return {"session_id": _id(value.session_id), "state": value.state, "outcome": value.outcome}
 
 
 def _id(value: UUID | None) -> str | None:

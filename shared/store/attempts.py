@@ -29,6 +29,7 @@ _RENEWABLE = (
         tasks.c.status == "running",
         tasks.c.lease_until > func.clock_timestamp(),
         tasks.c.deadline > tasks.c.lease_until,
+        ~tasks.c.cancel_wanted,
     )
     .order_by(tasks.c.id)
     .with_for_update(key_share=True, skip_locked=True, of=tasks)
@@ -45,8 +46,19 @@ RENEW = Statement(
         func.extract("epoch", tasks.c.lease_until - func.clock_timestamp()).label("seconds_left"),
     )
 )
+_HELD_FREE = (
+    select(tasks.c.id)
+    .join(_HELD, (tasks.c.id == _HELD.c.task_id) & (tasks.c.fence == _HELD.c.fence))
+    .where(tasks.c.status == "running")
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True, skip_locked=True, of=tasks)
+    .cte("held_free")
+)
+SHORTEN = Statement(
+    update(tasks).where(tasks.c.id == _HELD_FREE.c.id).values(lease_until=func.least(tasks.c.lease_until, _LEASE))
+)
 OWNED = Statement(
-    select(tasks.c.id, tasks.c.fence)
+    select(tasks.c.id, tasks.c.fence, tasks.c.cancel_wanted)
     .join(_HELD, (tasks.c.id == _HELD.c.task_id) & (tasks.c.fence == _HELD.c.fence))
     .where(tasks.c.status == "running")
 )
@@ -79,8 +91,13 @@ def renew(ids: Sequence[TaskId], fences: Sequence[int], lease_seconds: float) ->
     return RENEW(ids=list(ids), fences=list(fences), seconds=lease_seconds)
 
 
+def shorten(ids: Sequence[TaskId], fences: Sequence[int], seconds: float) -> Call:
+    """Lets leases end within so many seconds."""
+    return SHORTEN(ids=list(ids), fences=list(fences), seconds=seconds)
+
+
 def owned(ids: Sequence[TaskId], fences: Sequence[int]) -> Call:
-    """Gives a row (id, fence) for each claim that still stands."""
+    """Gives a row (id, fence, cancel_wanted) for each claim that still stands."""
     return OWNED(ids=list(ids), fences=list(fences))
 
 

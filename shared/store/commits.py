@@ -281,7 +281,10 @@ def _additions(commit: Commit) -> list[Call]:
     calls += [INSERT_DOCUMENT(**rows.document_row(each)) for each in commit.documents]
     if commit.waits_over:
         calls.append(END_WAITS(ids=list(commit.waits_over)))
-    calls += [INSERT_WAIT(waiter_id=waiter, dependency_id=dependency) for waiter, dependency in commit.waits]
+    calls += [
+        INSERT_WAIT(waiter_id=each.waiter_id, dependency_id=each.dependency_id, fail_fast=each.fail_fast)
+        for each in commit.waits
+    ]
     calls += [_attempt(each) for each in commit.attempts]
     calls += [
         STEP_ATTEMPT(

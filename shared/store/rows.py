@@ -87,6 +87,7 @@ MUTABLE_TASK_COLUMNS = (
     "deadline",
     "wake_at",
     "blocked",
+    "cancel_wanted",
     "requires_version",
 )
 

@@ -143,6 +143,7 @@ tasks = Table(
     Column("deadline", Time),
     Column("wake_at", Time),
     Column("blocked", Text),
+    Column("cancel_wanted", Boolean, nullable=False),
     Column("created_at", Time, nullable=False),
     CheckConstraint("status IN ('pending', 'running', 'waiting', 'sleeping', 'completing', 'done')", name="status"),
     CheckConstraint(
@@ -157,6 +158,7 @@ tasks = Table(
     ),
     CheckConstraint("(status = 'sleeping') = (wake_at IS NOT NULL)", name="wake_when_sleeping"),
     CheckConstraint("blocked IS NULL OR status = 'pending'", name="blocked_when_pending"),
+    CheckConstraint("NOT cancel_wanted OR status IN ('running', 'completing', 'done')", name="cancel_when_running"),
     CheckConstraint("owner_id IS NULL OR owner_id <> id", name="owner"),
     CheckConstraint("fence >= 0 AND step >= 0 AND phase_attempts >= 0", name="counters"),
     Index(None, "session_id"),
@@ -195,6 +197,7 @@ waits = Table(
     metadata,
     Column("waiter_id", Uuid, ForeignKey(tasks.c.id), nullable=False),
     Column("dependency_id", Uuid, ForeignKey(tasks.c.id), nullable=False),
+    Column("fail_fast", Boolean, nullable=False),
     PrimaryKeyConstraint("waiter_id", "dependency_id"),
     CheckConstraint("waiter_id <> dependency_id", name="itself"),
     Index(None, "dependency_id"),

@@ -13,7 +13,7 @@ from shared.errors import UnknownSession
 from shared.model.document import StoredDocument
 from shared.model.ids import ConversationId, SessionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
-from shared.model.task import Attempt, Status, Task
+from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import rows
 from shared.store.database import Row, Statement, Transaction
 from shared.store.tables import attempts, conversations, documents, inbox, sessions, tasks, waits
@@ -39,6 +39,15 @@ LOCK_AROUND = Statement(
             .where(_OTHER_WAIT.c.waiter_id == tasks.c.id, _OTHER.c.status != "done")
             .scalar_subquery()
         ).label("open_dependencies"),
+        func.array(
+            select(_OTHER_WAIT.c.dependency_id)
+            .where(
+                _OTHER_WAIT.c.waiter_id == tasks.c.id,
+                _OTHER_WAIT.c.dependency_id == any_(_IDS),
+                _OTHER_WAIT.c.fail_fast,
+            )
+            .scalar_subquery()
+        ).label("fail_fast_on"),
     )
     .where(
         or_(
@@ -61,7 +70,14 @@ OPEN_DEPENDENCY = Statement(
 OPEN_CHILD = Statement(
     select(tasks.c.id).where(tasks.c.owner_id == bindparam("owner_id"), tasks.c.status != "done").limit(1)
 )
-OPEN_AMONG = Statement(select(tasks.c.id).where(tasks.c.id == any_(_IDS), tasks.c.status != "done"))
+STATES = Statement(select(tasks.c.id, tasks.c.status, tasks.c.outcome).where(tasks.c.id == any_(_IDS)))
+LOCK_OPEN_TASKS = Statement(
+    select(tasks)
+    .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != "done")
+    .order_by(tasks.c.id)
+    .with_for_update(key_share=True)
+)
+INPUTS = Statement(select(inbox).where(inbox.c.session_id == bindparam("session_id")).order_by(inbox.c.position))
 CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindparam("conversation_id")))
 NEXT_INPUT = Statement(
     select(inbox).where(inbox.c.conversation_id == bindparam("conversation_id")).order_by(inbox.c.position).limit(1)
@@ -91,6 +107,8 @@ class Neighbours:
 
     waiters: Mapping[TaskId, Task]
     open_dependencies: Mapping[TaskId, frozenset[TaskId]]
+    fail_fast_on: Mapping[TaskId, frozenset[TaskId]]
+    """Which of the ended tasks each waiter does not want to see fail."""
     completing_owners: Mapping[TaskId, Task]
     open_children: Mapping[TaskId, frozenset[TaskId]]
 
@@ -119,18 +137,33 @@ class View:
         owners = [task.owner_id for task in ended if task.owner_id is not None]
         around, children = self._open.run(LOCK_AROUND(ids=ids, owners=owners), OPEN_CHILDREN(ids=[*ids, *owners]))
         open_dependencies = {row["id"]: frozenset(row.pop("open_dependencies")) for row in around.rows}
+        fail_fast_on = {row["id"]: frozenset(row.pop("fail_fast_on")) for row in around.rows}
         found = [rows.task(row) for row in around.rows]
         return Neighbours(
             waiters={task.id: task for task in found if task.status is Status.WAITING},
             open_dependencies=open_dependencies,
+            fail_fast_on=fail_fast_on,
             completing_owners={task.id: task for task in found if task.status is Status.COMPLETING},
             open_children=_grouped(children.rows),
         )
 
-    def open_among(self, ids: Sequence[TaskId]) -> frozenset[TaskId]:
-        """Those of the tasks that have not ended."""
-        (result,) = self._open.run(OPEN_AMONG(ids=list(ids)))
-        return frozenset(row["id"] for row in result.rows)
+    def states(self, ids: Sequence[TaskId]) -> dict[TaskId, tuple[Status, Outcome | None]]:
+        """Status and outcome of tasks."""
+        (result,) = self._open.run(STATES(ids=list(ids)))
+        return {
+            row["id"]: (Status(row["status"]), None if row["outcome"] is None else Outcome(row["outcome"]))
+            for row in result.rows
+        }
+
+    def open_tasks(self) -> dict[TaskId, Task]:
+        """All tasks of the session that have not ended, locked."""
+        (result,) = self._open.run(LOCK_OPEN_TASKS(session_id=self.session.id))
+        return {row["id"]: rows.task(row) for row in result.rows}
+
+    def inputs(self) -> list[Inbox]:
+        """All inputs that wait in the session's inboxes, oldest first."""
+        (result,) = self._open.run(INPUTS(session_id=self.session.id))
+        return [rows.inbox(row) for row in result.rows]
 
     def open_dependencies(self, waiter_id: TaskId) -> bool:
         """Whether anything that a waiting task waits for is still open."""

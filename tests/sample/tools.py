@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from uuid import UUID
 
 from hands import (
     Document,
@@ -21,6 +22,7 @@ from hands import (
     phase,
     tool,
 )
+from shared.model.ids import TaskId
 
 
 def effects() -> list[str]:
@@ -133,3 +135,18 @@ class Batch(Flow, name="batch", version=1):
         if tally is None:
             return Fail("the tally is missing")
         return Done({"counted": list(tally.counted), "children": self.checkpoint["children"]})
+
+
+class Race(Flow, name="race", version=1):
+    """Start a slow child and one that fails, and wait for both, failing fast."""
+
+    @phase
+    def start(self, seconds: float) -> object:
+        slow = self.spawn("slow", {"seconds": seconds})
+        failing = self.spawn(note, {"text": "error at once"})
+        return Wait([slow, failing], phase="tell", checkpoint=[str(slow), str(failing)], fail_fast=True)
+
+    @phase
+    def tell(self) -> object:
+        slow, failing = (self.result(TaskId(UUID(child))).outcome for child in self.checkpoint)
+        return Done({"slow": slow, "failing": failing})

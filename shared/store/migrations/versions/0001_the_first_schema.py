@@ -236,6 +236,7 @@ def upgrade() -> None:
         sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
         sa.Column("wake_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("blocked", sa.Text(), nullable=True),
+        sa.Column("cancel_wanted", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.CheckConstraint(
             "(status = 'sleeping') = (wake_at IS NOT NULL)", name=op.f("tasks_wake_when_sleeping_check")
@@ -246,6 +247,10 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "CASE WHEN status = 'running' THEN worker_id IS NOT NULL AND lease_until IS NOT NULL AND deadline IS NOT NULL AND lease_until <= deadline AND fence > 0 ELSE worker_id IS NULL AND lease_until IS NULL AND deadline IS NULL END",
             name=op.f("tasks_lease_when_running_check"),
+        ),
+        sa.CheckConstraint(
+            "NOT cancel_wanted OR status IN ('running', 'completing', 'done')",
+            name=op.f("tasks_cancel_when_running_check"),
         ),
         sa.CheckConstraint("blocked IS NULL OR status = 'pending'", name=op.f("tasks_blocked_when_pending_check")),
         sa.CheckConstraint(
@@ -347,6 +352,7 @@ def upgrade() -> None:
         "waits",
         sa.Column("waiter_id", sa.Uuid(), nullable=False),
         sa.Column("dependency_id", sa.Uuid(), nullable=False),
+        sa.Column("fail_fast", sa.Boolean(), nullable=False),
         sa.CheckConstraint("waiter_id <> dependency_id", name=op.f("waits_itself_check")),
         sa.ForeignKeyConstraint(["dependency_id"], ["brainhands.tasks.id"], name=op.f("waits_dependency_id_fkey")),
         sa.ForeignKeyConstraint(["waiter_id"], ["brainhands.tasks.id"], name=op.f("waits_waiter_id_fkey")),

@@ -1,0 +1,102 @@
+"""Cancel from outside: the wish, what it ends at once and what it leaves to end, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from shared.engine import cancellation
+from shared.engine.draft import NOBODY, Draft
+from shared.engine.ledger import Ledger
+from shared.model.commit import Commit
+from shared.model.event import CancelRequested
+from shared.model.ids import SessionId, TaskId
+from shared.model.json import clean_text
+from shared.model.session import Inbox
+from shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
+from shared.model.task import Status, Task
+from shared.store import reads
+from shared.store.view import View
+
+REASON_CHARACTERS = 500
+
+
+def cancel_submission(ledger: Ledger, submission: Submission, reason: str) -> Cancellation:
+    """End what works on one input, or take the input out of the inbox."""
+    _cancel(
+        ledger,
+        submission.session_id,
+        roots=lambda tasks: [task.id for task in tasks if task.submission_id == submission.id],
+        inputs=lambda entry: entry.submission_id == submission.id,
+        wish=CancelRequested(scope="submission", subject=str(submission.id), reason=_reason(reason)),
+    )
+    now = reads.submission(ledger.database, submission.tenant, submission.id)
+    assert now is not None
+    state = CancelState.ENDING
+    if now.status is SubmissionStatus.DONE:
+        late = submission.status is SubmissionStatus.DONE
+        state = CancelState.TOO_LATE if late or now.outcome != "cancelled" else CancelState.CANCELLED
+    return Cancellation(session_id=submission.session_id, state=state, outcome=now.outcome)
+
+
+def cancel_session(ledger: Ledger, session_id: SessionId, reason: str) -> Cancellation:
+    """End everything that is open in a session, and empty its inboxes."""
+    commit = _cancel(
+        ledger,
+        session_id,
+        roots=lambda tasks: [task.id for task in tasks],
+        inputs=lambda _entry: True,
+        wish=CancelRequested(scope="session", subject=None, reason=_reason(reason)),
+    )
+    if commit is None:
+        return Cancellation(session_id=session_id, state=CancelState.TOO_LATE, outcome=None)
+    is_open = any(change.after.is_open for change in commit.changes)
+    state = CancelState.ENDING if is_open else CancelState.CANCELLED
+    return Cancellation(session_id=session_id, state=state, outcome=None)
+
+
+def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
+    """End one task and all it owns; who waits for it goes on with its outcome."""
+    commit = _cancel(
+        ledger,
+        task.session_id,
+        roots=lambda tasks: [each.id for each in tasks if each.id == task.id],
+        inputs=lambda _entry: False,
+        wish=CancelRequested(scope="task", subject=str(task.id), reason=_reason(reason)),
+    )
+    now = reads.task(ledger.database, task.id)
+    assert now is not None
+    if commit is None or now.status is Status.COMPLETING:
+        state = CancelState.TOO_LATE
+    else:
+        state = CancelState.ENDING if now.is_open else CancelState.CANCELLED
+    return Cancellation(session_id=task.session_id, state=state, outcome=now.outcome)
+
+
+def _cancel(
+    ledger: Ledger,
+    session_id: SessionId,
+    *,
+    roots: Callable[[Iterable[Task]], list[TaskId]],
+    inputs: Callable[[Inbox], bool],
+    wish: CancelRequested,
+) -> Commit | None:
+    """Store the wish and carry it down the tree; None if there is nothing to end."""
+
+    def fill(view: View) -> Commit | None:
+        open_tasks = view.open_tasks()
+        wanted = roots(open_tasks.values())
+        waiting = [entry for entry in view.inputs() if inputs(entry)]
+        if not wanted and not waiting:
+            return None
+        draft = Draft(view, NOBODY)
+        draft.event(wish, causes=())
+        for entry in waiting:
+            draft.withdraw(entry, reason="cancelled before it was begun")
+        cancellation.cancel_trees(draft, wanted, open_tasks)
+        return draft.freeze()
+
+    return ledger.apply(session_id, [], fill)
+
+
+def _reason(reason: str) -> str:
+    return clean_text(reason)[:REASON_CHARACTERS]
