@@ -259,7 +259,8 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
         reason = str(error) if not error.heals else f"{error} (after {retries} tries)"
         endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
         return Fail(reason)
-    return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries, "digest": digest})
+    first = task.checkpoint.get("digest", digest)
+    return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries, "digest": first})
 
 
 def _store_reply(

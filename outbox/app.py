@@ -47,6 +47,8 @@ def main() -> None:
         offers=(),
     )
     database = Database(found.database_url, size=3)
+    # Marks that are lost with a crash of Postgres cost a second hint and nothing else.
+    soft_database = Database(found.database_url, size=1, durable=False)
     keeper = Keeper(found.database_url, worker, lease_seconds=current.lease_seconds, ends_process=False)
     keeper.start()
     origin = Origin(worker_id=worker.id, pool=worker.pool, environment=worker.environment)
@@ -57,13 +59,14 @@ def main() -> None:
     log.info("relay_started", worker=worker.id)
     publisher = Publisher(found.redis_url)
     try:
-        Relay(database, publisher, RelayBell(found.redis_url), stopping).run()
+        Relay(soft_database, publisher, RelayBell(found.redis_url), stopping).run()
     finally:
         stopping.set()
         sweeping.join()
         keeper.stop()
         publisher.close()
         database.close()
+        soft_database.close()
         log.info("relay_stopped", worker=worker.id)
 
 

@@ -101,7 +101,7 @@ def write(transaction: Transaction, commit: Commit, *, end: bool = False) -> Non
     Raises StaleWrite, and RequestInProgress where a submission's twin has not been committed yet.
     """
     try:
-        transaction.write(_moves(commit), _additions(commit), commit=end)
+        transaction.write(*_groups(commit), commit=end)
     except psycopg.errors.LockNotAvailable:
         # All other rows that a commit writes are its own by now.
         if commit.new_submissions:
@@ -257,8 +257,13 @@ INSERT_HINT = Statement(
 DELETE_HINTS = Statement(delete(outbox).where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid)))))
 
 
+def _groups(commit: Commit) -> list[list[Call]]:
+    """The writes as groups in which order does not matter: an ended generation first makes room for the next."""
+    moves, additions = _moves(commit), _additions(commit)
+    return [moves, additions] if commit.changes and commit.new_tasks else [moves + additions]
+
+
 def _moves(commit: Commit) -> list[Call]:
-    """What changes rows that are there; it goes first, so that an ended generation makes room for the next."""
     return [
         _head(commit),
         *(

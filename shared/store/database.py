@@ -143,9 +143,11 @@ class Pipeline(psycopg.Pipeline):
 
 def run(connection: Connection, *calls: Call | Writes, begin: bool = False) -> list[Result]:
     """Send all calls in one round trip and return their results in order."""
-    if connection._pipeline is None:
-        connection._pipeline = Pipeline(connection)
     try:
+        if len(calls) == 1 and not begin:
+            return [_result(_execute(connection, calls[0]))]
+        if connection._pipeline is None:
+            connection._pipeline = Pipeline(connection)
         with connection.pipeline():
             if begin:
                 connection.execute("BEGIN")

@@ -24,7 +24,7 @@ _LOCK = select(sessions).where(sessions.c.id == bindparam("session_id"))
 LOCK_SESSION = Statement(_LOCK.with_for_update(key_share=True))
 LOCK_SESSION_IF_FREE = Statement(_LOCK.with_for_update(key_share=True, skip_locked=True))
 CLOCK = Statement(select(func.clock_timestamp().label("now")))
-_LOCK_TASKS = select(tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id)
+_LOCK_TASKS = select(func.clock_timestamp().label("now"), tasks).where(tasks.c.id == any_(_IDS)).order_by(tasks.c.id)
 LOCK_TASKS = Statement(_LOCK_TASKS.with_for_update(key_share=True))
 LOCK_TASKS_IF_FREE = Statement(_LOCK_TASKS.with_for_update(key_share=True, skip_locked=True))
 _OTHER = tasks.alias("other")
@@ -220,19 +220,20 @@ def read_view(
     lock = LOCK_SESSION_IF_FREE if skip_locked else LOCK_SESSION
     lock_tasks = LOCK_TASKS_IF_FREE if skip_locked else LOCK_TASKS
     asked_at = time.monotonic()
-    session, clock, locked = transaction.run(lock(session_id=session_id), CLOCK(), lock_tasks(ids=sorted(task_ids)))
+    read = lock_tasks(ids=sorted(task_ids)) if task_ids else CLOCK()
+    session, found = transaction.run(lock(session_id=session_id), read)
     if session.first is None:
         if skip_locked:
             return None
         raise UnknownSession(session_id)
-    assert clock.first is not None
-    return View(
-        transaction,
-        rows.session(session.first),
-        clock.first["now"],
-        {row["id"]: rows.task(row) for row in locked.rows},
-        asked_at,
-    )
+    if found.first is None:
+        (found,) = transaction.run(CLOCK())
+    assert found.first is not None
+    now: datetime = found.first["now"]
+    for row in found.rows:
+        del row["now"]
+    locked = {row["id"]: rows.task(row) for row in found.rows if row}
+    return View(transaction, rows.session(session.first), now, locked, asked_at)
 
 
 def _grouped(found: Sequence[Row]) -> dict[TaskId, frozenset[TaskId]]:
