@@ -77,6 +77,10 @@ class Sweep:
         except (StaleWrite, Unsettled) as error:
             log.info("sweep_put_off", session=session_id, error=type(error).__name__)
             return
+        except Exception:
+            # A session that cannot be settled must not keep the others from it.
+            log.exception("sweep_failed", session=session_id)
+            return
         if commit is not None:
             log.info("swept", session=session_id, due=",".join(sorted({row["due"] for row in candidates})))
 

@@ -33,6 +33,7 @@ RECEIPT_FIELDS = ("mail_id", "operation_id", "to", "accepted_at")
 class Switches(BaseModel, frozen=True, extra="forbid"):
     accept_delay: float = Field(0.0, ge=0, description="seconds between being asked for a mail and accepting it")
     reply_delay: float = Field(0.0, ge=0, description="seconds between accepting a mail and saying so")
+    hold_reply: int = Field(0, ge=0, description="number of the accepted mail that is never answered for; 0 for none")
     dedup: bool = Field(True, description="one operation id is accepted once")
     lookup: bool = Field(True, description="an operation can be asked for")
 
@@ -113,6 +114,8 @@ class _Mails(_Handler):
         except ValidationError as problem:
             raise HTTPError(400, reason="a mail is operation_id, to, subject and body, all text") from problem
         status, accepted = await self.mailbox.ask(mail)
+        if status == 201 and self.mailbox.mails.index(accepted) + 1 == self.mailbox.switches.hold_reply:
+            await self.gone.wait()
         await asyncio.sleep(self.mailbox.switches.reply_delay)
         await self.answer(status, _receipt(accepted))
 
@@ -179,6 +182,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where mails are kept")
     parser.add_argument("--accept-delay", type=float, default=0.0, metavar="SECONDS", help="accept late")
     parser.add_argument("--reply-delay", type=float, default=0.0, metavar="SECONDS", help="accept, and say so late")
+    parser.add_argument("--hold-reply", type=int, default=0, metavar="N", help="accept the N-th mail and never say so")
     parser.add_argument("--no-dedup", dest="dedup", action="store_false", help="accept an operation id again")
     parser.add_argument("--no-lookup", dest="lookup", action="store_false", help="do not answer for an operation")
     options = vars(parser.parse_args())

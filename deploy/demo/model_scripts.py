@@ -26,6 +26,7 @@ BODY = "Our opening hours change: from next month we open at nine."
 
 
 class Fault(StrEnum):
+    UNAUTHORIZED = "401"
     RATE_LIMIT = "429"
     SERVER_ERROR = "500"
     UNAVAILABLE = "503"

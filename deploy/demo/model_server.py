@@ -34,6 +34,7 @@ PIECE = 12
 MOST_PIECES = 64
 
 REFUSALS: dict[Fault, tuple[int, str, str]] = {
+    Fault.UNAUTHORIZED: (401, "invalid_api_key", "The key is not valid."),
     Fault.RATE_LIMIT: (429, "rate_limit_exceeded", "Too many requests."),
     Fault.INSUFFICIENT_QUOTA: (429, "insufficient_quota", "The quota is used up."),
     Fault.SERVER_ERROR: (500, "server_error", "The server failed."),

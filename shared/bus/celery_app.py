@@ -1,27 +1,23 @@
 """The Celery app of a fleet: JSON hints on named direct queues, taken once, never retried or restored by Celery.
 
 A crash costs the hint and nothing else: its row is still in the outbox. So there is no result backend, no ETA, no
-requeue and no time limit; the lease's timer ends work that must end. Messages under way are not kept in Redis either
-(`ack_emulation`), which saves two round trips a message and every question of redelivery.
+requeue and no time limit; the lease's timer ends work that must end.
 """
 
 from __future__ import annotations
 
 from celery import Celery
 from kombu import Queue
-from kombu.transport import redis as transport
 
-# When Redis dies while messages are under way, a worker that tries to put them back fails for good: kombu 5.7 does so
-# on a connection that it has taken apart already, and Celery takes that for an error of its own.
-transport.Channel.do_restore = False
+from shared.bus import transport
 
 
 def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
     """A Celery app that reads `queue`, with worker pool `pool` (prefork or threads) unless the command line differs."""
+    transport.use()
     app = Celery(name, broker=redis_url, set_as_current=False)
     app.conf.update(
         broker_transport_options={
-            "ack_emulation": False,
             "socket_timeout": 5,
             "socket_connect_timeout": 3,
             "socket_keepalive": True,

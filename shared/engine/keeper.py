@@ -144,6 +144,9 @@ class Keeper:
                 self._renew()
             except (*TRANSIENT, ServerUnavailable) as error:
                 log.warning("keeper_cannot_reach_postgres", error=type(error).__name__)
+            except Exception:
+                # Without its keeper the process would take hints and hold no lease.
+                log.exception("keeper_failed")
             self._wake.wait(min(LOOK_SECONDS if self._held else SEEN_SECONDS, self._lease_seconds / 3))
             self._wake.clear()
 

@@ -42,12 +42,17 @@ _PLACEHOLDER = re.compile(r"\$(\d+)(::[A-Z]+(?: WITH TIME ZONE)?(?:\[\])?)?")
 TRANSIENT = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+    psycopg.errors.InFailedSqlTransaction,
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.TransactionTimeout,
     sqlalchemy_errors.OperationalError,
     sqlalchemy_errors.InterfaceError,
     sqlalchemy_errors.TimeoutError,
 )
 """Errors after which the whole unit may be tried again with fresh reads: lost connections, lock and statement timeouts,
-deadlocks, serialisation failures, shutdowns (psycopg derives all of them from OperationalError)."""
+deadlocks, serialisation failures, shutdowns (psycopg derives all of these from OperationalError), a transaction that
+was ended while this process stood still, and a server that is a standby for the moment."""
 
 
 class Statement:

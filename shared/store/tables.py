@@ -241,6 +241,7 @@ inbox = Table(
     Column("text", Text, nullable=False),
     Column("created_at", Time, nullable=False, server_default=func.clock_timestamp()),
     Index(None, "conversation_id", "position"),
+    Index(None, "session_id"),
 )
 
 outbox = Table(

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that can hold, cut and refuse connections."""
+"""A TCP proxy on loopback that can hold, strand, cut and refuse connections."""
 
 import asyncio
 import socket
@@ -39,6 +39,10 @@ class Proxy:
     def thaw(self) -> None:
         self._do(self._set_flowing(True))
 
+    def strand(self) -> None:
+        """Move no byte of the present connections any more, which stay open; new ones work."""
+        self._do(self._strand())
+
     def cut(self) -> None:
         """Reset all connections, on both sides."""
         self._do(self._cut())
@@ -75,6 +79,11 @@ class Proxy:
         else:
             self._flowing.clear()
 
+    async def _strand(self) -> None:
+        self._flowing.clear()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
     async def _cut(self) -> None:
         connections = list(self._connections)
         for writer in self._writers:
@@ -108,14 +117,17 @@ class Proxy:
         assert connection is not None
         self._connections.add(connection)
         self._writers.add(client)
+        flowing = self._flowing
         try:
-            await self._flowing.wait()
+            await flowing.wait()
             target_reader, target = await asyncio.open_connection(*self._target)
             self._writers.add(target)
             try:
-                await self._both_ways((client_reader, client), (target_reader, target))
+                await self._both_ways((client_reader, client), (target_reader, target), flowing)
             finally:
                 self._leave(target)
+        except asyncio.CancelledError:
+            pass  # by a cut; the streams would log a task that ends as cancelled
         except OSError:
             _reset(client)  # the target refused or was reset: so is the client
         finally:
@@ -126,18 +138,21 @@ class Proxy:
         self,
         client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         target: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        flowing: asyncio.Event,
     ) -> None:
         async with asyncio.TaskGroup() as directions:
-            directions.create_task(self._pump(client[0], target[1]))
-            directions.create_task(self._pump(target[0], client[1]))
+            directions.create_task(self._pump(client[0], target[1], flowing))
+            directions.create_task(self._pump(target[0], client[1], flowing))
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
+    ) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65536):
-                await self._flowing.wait()
+                await flowing.wait()
                 writer.write(data)
                 await writer.drain()
-            await self._flowing.wait()
+            await flowing.wait()
             if writer.can_write_eof():
                 writer.write_eof()
 

@@ -1,16 +1,17 @@
-"""Business flows for tests: they crash, sleep, leave early, share a document, and own children that end in every way."""
+"""Flows for tests: they crash, sleep, leave early, share a document, and own children that end in every way."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from uuid import UUID
 
 from pydantic import BaseModel
 
 from hands import Document, Done, Fail, Flow, Next, Sleep, ToolContext, ToolError, Wait, phase, tool
 from shared.model.ids import TaskId
-from tests.sample.odd_tools import definite, gated, hold, leave, wait_for_gate
+from tests.sample.odd_tools import gated, hold, leave, wait_for_gate
 from tests.sample.tools import act, effects, note
 
 
@@ -34,7 +35,7 @@ class Steps(Document, kind="steps"):
     done: tuple[str, ...] = ()
 
 
-def step(name: str) -> object:
+def step(name: str) -> Callable[[Steps | None], Steps]:
     """A change of the steps: one more."""
     return lambda steps: Steps(done=(*(steps.done if steps else ()), name))
 
@@ -45,7 +46,7 @@ def deliver(ctx: ToolContext, to: str, body: str) -> str:
     act(f"deliver {ctx.operation_id}")
     if to.startswith("held"):
         hold(ctx)
-    return f"delivered to {to}"
+    return f"delivered {body} to {to}"
 
 
 @tool(replay="safe", timeout=20)
@@ -88,7 +89,7 @@ class CountOne(Flow, name="count_one", version=1):
         self.document(Steps)
         act(f"counts {group} {name}")
         wait_for_gate(group)
-        self.update(Steps, step(name))  # type: ignore[arg-type]
+        self.update(Steps, step(name))
         return Done(name)
 
 
@@ -112,13 +113,13 @@ class Stumble(Flow, name="stumble", version=1):
     @phase
     def one(self, name: str) -> object:
         act(f"stumble {name} one")
-        self.update(Steps, step("one"))  # type: ignore[arg-type]
+        self.update(Steps, step("one"))
         return Next(self.two, checkpoint={"left by": "one"})
 
     @phase
     def two(self) -> object:
         act(f"stumble {self.input.name} two")
-        self.update(Steps, step("two"))  # type: ignore[arg-type]
+        self.update(Steps, step("two"))
         self.spawn(note, {"text": f"stumbled {self.input.name}"})
         if effects().count(f"stumble {self.input.name} two") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -135,13 +136,13 @@ class Poison(Flow, name="poison", version=1):
 
     @phase
     def start(self, name: str, how: str) -> object:
-        return Next(self.fall)
+        return Next(self.fall, checkpoint={"name": name, "how": how})
 
     @phase
     def fall(self) -> object:
-        act(f"poison {self.input.name}")
+        act(f"poison {self.checkpoint['name']}")
         self.progress("falling")
-        if self.input.how == "kill":
+        if self.checkpoint["how"] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("cannot go on")
 
@@ -151,8 +152,8 @@ class Dream(Flow, name="dream", version=1):
 
     @phase
     def fall_asleep(self, about: str) -> object:
-        self.update(Steps, step("asleep"))  # type: ignore[arg-type]
-        return Sleep(3600, phase="wake_up", checkpoint={"pillow": 1})
+        self.update(Steps, step("asleep"))
+        return Sleep(3600, phase="wake_up", checkpoint={"dreams of": about})
 
     @phase
     def wake_up(self) -> object:
@@ -193,12 +194,10 @@ class GiveUp(Flow, name="give_up", version=1):
 
     @phase
     def start(self, how: str) -> object:
-        self.update(Steps, step("given up"))  # type: ignore[arg-type]
+        self.update(Steps, step("given up"))
         match how:
             case "raise":
                 raise ToolError("nobody is at home")
             case "nameless":
                 self.spawn("no_such_tool", {})
         return Fail("gave up", result={"how": how})
-
-

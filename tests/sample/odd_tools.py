@@ -106,7 +106,7 @@ def find_held(ctx: ToolContext) -> object:
 
 @tool(replay="reconcile", timeout=3, settle=27)
 def send_late(ctx: ToolContext, to: str) -> str:
-    """Ask a service that accepts when the gate is open, whoever is still there, and does not know an operation again."""
+    """Ask a service that accepts when the gate is open, whoever is still there, and twice if asked twice."""
     line = f"late {to} {ctx.operation_id}\n"
     subprocess.Popen([sys.executable, "-c", ACCEPT_LATE, effects_file(), to, line], start_new_session=True)
     act(f"asked for {to}")
@@ -134,6 +134,7 @@ def send_lost(ctx: ToolContext, to: str) -> str:
 @send_lost.lookup()
 def find_lost(ctx: ToolContext) -> object:
     """Never find it."""
+    act(f"looked for {ctx.operation_id}")
     return NotFound
 
 

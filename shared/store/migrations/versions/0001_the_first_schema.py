@@ -348,6 +348,7 @@ def upgrade() -> None:
         unique=False,
         schema="brainhands",
     )
+    op.create_index(op.f("inbox_session_id_idx"), "inbox", ["session_id"], unique=False, schema="brainhands")
     op.create_table(
         "waits",
         sa.Column("waiter_id", sa.Uuid(), nullable=False),

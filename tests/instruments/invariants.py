@@ -1,0 +1,335 @@
+"""What must hold in any store at any moment, and what must hold once all work has ended.
+
+`check(database_url)` reads the whole database as of one moment and raises an AssertionError that lists every violation;
+`check(database_url, at_rest=True)` also asks that nothing is left to do. An invariant is a function that takes the
+snapshot and yields a line for each violation, so that a new one is found by being in one of the two lists below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from shared.kernel import chain
+from shared.model.event import Event
+from shared.runtime.settings import libpq_url
+
+Row = dict[str, Any]
+
+CALL_ENDS = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All rows of one moment; events in order of their session's log, with the payload as text."""
+
+    sessions: dict[UUID, Row]
+    conversations: dict[UUID, Row]
+    events: dict[UUID, list[Event]]
+    tasks: dict[UUID, Row]
+    attempts: dict[UUID, list[Row]]
+    waits: list[Row]
+    submissions: dict[UUID, Row]
+    inbox: list[Row]
+    outbox: dict[UUID, Row]
+    documents: list[Row]
+
+
+Invariant = Callable[[Snapshot], Iterator[str]]
+
+
+def check(database_url: str, *, at_rest: bool = False) -> None:
+    """Raise AssertionError with every violation that the database shows now."""
+    found = violations(database_url, at_rest=at_rest)
+    assert not found, "the store breaks its invariants:\n" + "\n".join(found)
+
+
+def violations(database_url: str, *, at_rest: bool = False) -> list[str]:
+    """A line for each violation."""
+    now = read(database_url)
+    chosen = (*ALWAYS, *AT_REST) if at_rest else ALWAYS
+    return [f"{invariant.__name__}: {problem}" for invariant in chosen for problem in invariant(now)]
+
+
+def read(database_url: str) -> Snapshot:
+    """The whole store as of one moment."""
+    with psycopg.connect(libpq_url(database_url), row_factory=dict_row) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+
+        def rows(table: str, columns: str = "*", order: str = "1") -> list[Row]:
+            return connection.execute(f"SELECT {columns} FROM brainhands.{table} ORDER BY {order}").fetchall()
+
+        events: dict[UUID, list[Event]] = defaultdict(list)
+        for row in rows("events", "*, payload::text AS payload_text", "session_id, seq"):
+            del row["payload"]
+            events[row["session_id"]].append(Event(**{**row, "causes": tuple(row["causes"])}))
+        attempts: dict[UUID, list[Row]] = defaultdict(list)
+        for row in rows("attempts", order="task_id, fence"):
+            attempts[row["task_id"]].append(row)
+        return Snapshot(
+            sessions={row["id"]: row for row in rows("sessions")},
+            conversations={row["id"]: row for row in rows("conversations")},
+            events=events,
+            tasks={row["id"]: row for row in rows("tasks")},
+            attempts=attempts,
+            waits=rows("waits"),
+            submissions={row["id"]: row for row in rows("submissions")},
+            inbox=rows("inbox"),
+            outbox={row["task_id"]: row for row in rows("outbox")},
+            documents=rows("documents", order="session_id, name, version"),
+        )
+
+
+# --- always -------------------------------------------------------------------------------------------------------
+
+
+def the_log_has_no_gaps_and_its_head_is_the_sessions(now: Snapshot) -> Iterator[str]:
+    for id, session in now.sessions.items():
+        events = now.events[id]
+        if [event.seq for event in events] != list(range(1, session["last_seq"] + 1)):
+            yield f"session {id} has seqs {[event.seq for event in events]}, its head is {session['last_seq']}"
+        elif events and (events[-1].hash, events[-1].at) != (bytes(session["last_hash"]), session["last_at"]):
+            yield f"session {id} has another head than its last event"
+
+
+def every_hash_is_that_of_its_event_and_chained_to_the_one_before(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        before = chain.GENESIS
+        for event in events:
+            if event.prev_hash != before:
+                yield f"event {event.seq} of {id} is not chained to the one before"
+            if event.payload_digest != hashlib.sha256(event.salt + event.payload_text.encode()).digest():
+                yield f"event {event.seq} of {id} has another payload than its digest"
+            if event.hash != chain.event_hash(event):
+                yield f"event {event.seq} of {id} has another header than its hash"
+            before = event.hash
+
+
+def causes_are_earlier_events_and_time_does_not_run_back(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        for before, event in pairwise(events):
+            if event.at < before.at:
+                yield f"event {event.seq} of {id} is older than the one before"
+        for event in events:
+            if not all(0 < cause < event.seq for cause in event.causes):
+                yield f"event {event.seq} of {id} has causes {event.causes}"
+
+
+def events_are_of_tasks_and_claims_that_were(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        for event in events:
+            if event.task_id is None:
+                continue
+            task = now.tasks.get(event.task_id)
+            if task is None or task["session_id"] != id:
+                yield f"event {event.seq} of {id} is of a task that its session does not have"
+            elif event.fence is not None and event.fence > task["fence"]:
+                yield f"event {event.seq} of {id} has a fence that its task never had"
+
+
+def a_call_begins_and_ends_at_most_once_and_ends_with_its_task(now: Snapshot) -> Iterator[str]:
+    seen: dict[UUID, list[Event]] = defaultdict(list)
+    for events in now.events.values():
+        for event in events:
+            if event.task_id is not None and event.type in ("tool_call_start", *CALL_ENDS):
+                seen[event.task_id].append(event)
+    for id, task in now.tasks.items():
+        if not _is_call(task):
+            continue
+        starts = [event.seq for event in seen[id] if event.type == "tool_call_start"]
+        ends = [event.seq for event in seen[id] if event.type != "tool_call_start"]
+        if len(starts) > 1 or len(ends) != (task["outcome"] is not None):
+            yield f"{task['kind']} {id} is {task['status']} and began at {starts}, ended at {ends}"
+        elif starts and ends and starts > ends:
+            yield f"{task['kind']} {id} ended before it began"
+
+
+def every_call_of_the_model_is_closed_once_before_the_next_request(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        open_calls: dict[UUID | None, set[str]] = defaultdict(set)
+        for event in events:
+            calls = open_calls[event.conversation_id]
+            payload = json.loads(event.payload_text)
+            if event.type == "model_request" and calls:
+                yield f"request {event.seq} of {id} follows open calls {sorted(calls)}"
+            elif event.type == "model_output":
+                calls |= {call["call_id"] for call in payload["calls"]}
+            elif event.type in CALL_ENDS and payload["call_id"] is not None:
+                if payload["call_id"] not in calls:
+                    yield f"event {event.seq} of {id} closes no open call"
+                calls.discard(payload["call_id"])
+
+
+def a_submission_begins_and_ends_once_as_its_row_says(now: Snapshot) -> Iterator[str]:
+    begun: dict[str, int] = defaultdict(int)
+    ended: dict[str, list[str]] = defaultdict(list)
+    for events in now.events.values():
+        for event in events:
+            payload = json.loads(event.payload_text)
+            if event.type == "user_message":
+                begun[payload["submission"]] += 1
+            elif event.type == "submission_done":
+                ended[payload["submission"]].append(payload["outcome"])
+    for id, submission in now.submissions.items():
+        outcomes = [] if submission["outcome"] is None else [submission["outcome"]]
+        if ended[str(id)] != outcomes:
+            yield f"submission {id} has outcome {submission['outcome']}, its log {ended[str(id)]}"
+        waits = any(entry["submission_id"] == id for entry in now.inbox)
+        if begun[str(id)] != (not waits) and not (begun[str(id)] == 0 and submission["outcome"] == "cancelled"):
+            yield f"submission {id} has {begun[str(id)]} messages in the log, and {'waits' if waits else 'is taken'}"
+
+
+def an_unfinished_submission_has_open_work_or_waits_in_the_inbox(now: Snapshot) -> Iterator[str]:
+    at_work = {task["submission_id"] for task in now.tasks.values() if task["status"] != "done"}
+    waiting = {entry["submission_id"] for entry in now.inbox}
+    for id, submission in now.submissions.items():
+        if submission["status"] != "done" and id not in at_work | waiting:
+            yield f"submission {id} is {submission['status']} and nothing is at work on it"
+    for entry in now.inbox:
+        if not any(
+            task["conversation_id"] == entry["conversation_id"] and task["kind"] in ("generation", "intake")
+            for task in now.tasks.values()
+            if task["status"] != "done"
+        ):
+            yield f"input {entry['submission_id']} waits for a conversation with nothing under way"
+
+
+def who_runs_has_a_claim_and_nobody_else_has_one(now: Snapshot) -> Iterator[str]:
+    for id, task in now.tasks.items():
+        running = task["status"] == "running"
+        claim = (task["worker_id"], task["lease_until"], task["deadline"])
+        if running != all(part is not None for part in claim) or running != any(part is not None for part in claim):
+            yield f"{task['kind']} {id} is {task['status']} with claim {claim}"
+        attempts = {attempt["fence"]: attempt for attempt in now.attempts[id]}
+        if running and (task["fence"] not in attempts or attempts[task["fence"]]["worker_id"] != task["worker_id"]):
+            yield f"{task['kind']} {id} runs under fence {task['fence']}, which is no attempt of its worker"
+        if running and attempts.get(task["fence"], {}).get("ended_at") is not None:
+            yield f"{task['kind']} {id} runs under an attempt that has ended"
+
+
+def attempts_commit_steps_one_after_the_other(now: Snapshot) -> Iterator[str]:
+    for id, attempts in now.attempts.items():
+        task = now.tasks.get(id)
+        if task is None:
+            yield f"attempts of a task {id} that is not there"
+            continue
+        steps = [attempt["step"] for attempt in attempts if attempt["step"] > 0]
+        if steps != sorted(set(steps)) or (steps and steps[-1] > task["step"]):
+            yield f"{task['kind']} {id} is at step {task['step']}, its attempts committed up to {steps}"
+        if any(attempt["fence"] > task["fence"] for attempt in attempts):
+            yield f"{task['kind']} {id} has an attempt beyond its fence {task['fence']}"
+
+
+def a_hint_is_there_for_what_can_run_and_for_nothing_else(now: Snapshot) -> Iterator[str]:
+    for id, task in now.tasks.items():
+        runnable = task["status"] == "pending" and task["blocked"] is None
+        if runnable and id not in now.outbox:
+            yield f"{task['kind']} {id} is pending without a hint"
+        if task["status"] != "pending" and id in now.outbox:
+            yield f"{task['kind']} {id} is {task['status']} and has a hint"
+    for id in now.outbox.keys() - now.tasks.keys():
+        yield f"a hint for a task {id} that is not there"
+
+
+def who_waits_waits_for_something_open(now: Snapshot) -> Iterator[str]:
+    awaited: dict[UUID, list[Row]] = defaultdict(list)
+    for wait in now.waits:
+        dependency = now.tasks[wait["dependency_id"]]
+        awaited[wait["waiter_id"]].append(dependency)
+        if dependency["session_id"] != now.tasks[wait["waiter_id"]]["session_id"]:
+            yield f"task {wait['waiter_id']} waits for a task of another session"
+    for id, task in now.tasks.items():
+        waits_on_open = any(dependency["status"] != "done" for dependency in awaited[id])
+        if (task["status"] == "waiting") != waits_on_open:
+            yield f"{task['kind']} {id} is {task['status']} and waits for {[each['status'] for each in awaited[id]]}"
+
+
+def what_is_decided_ends_with_the_work_it_owns(now: Snapshot) -> Iterator[str]:
+    owned: dict[UUID, list[Row]] = defaultdict(list)
+    for id, task in now.tasks.items():
+        if task["owner_id"] is None:
+            continue
+        owned[task["owner_id"]].append(task)
+        owner = now.tasks.get(task["owner_id"])
+        if owner is None or owner["session_id"] != task["session_id"]:
+            yield f"{task['kind']} {id} is owned by no task of its session"
+    for id, task in now.tasks.items():
+        owns_open = any(child["status"] != "done" for child in owned[id])
+        if task["status"] == "completing" and not owns_open:
+            yield f"{task['kind']} {id} is completing and owns nothing open"
+        if task["status"] == "done" and owns_open:
+            yield f"{task['kind']} {id} is done and owns open work"
+
+
+def a_conversation_has_one_open_generation_at_most(now: Snapshot) -> Iterator[str]:
+    active: dict[UUID, list[UUID]] = defaultdict(list)
+    for id, task in now.tasks.items():
+        if task["kind"] == "generation" and task["status"] != "done":
+            active[task["conversation_id"]].append(id)
+    for conversation, generations in active.items():
+        if len(generations) > 1:
+            yield f"conversation {conversation} has open generations {generations}"
+
+
+def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
+    versions: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
+    for row in now.documents:
+        versions[row["session_id"], row["name"]].append(row)
+    for (session, name), rows in versions.items():
+        if [row["version"] for row in rows] != list(range(1, len(rows) + 1)):
+            yield f"document {name} of {session} has versions {[row['version'] for row in rows]}"
+        seqs = [row["seq"] for row in rows]
+        if seqs != sorted(seqs) or seqs[-1] > now.sessions[session]["last_seq"]:
+            yield f"document {name} of {session} was written at {seqs}"
+
+
+# --- at rest ------------------------------------------------------------------------------------------------------
+
+
+def nothing_is_left_to_do(now: Snapshot) -> Iterator[str]:
+    for id, task in now.tasks.items():
+        if task["status"] != "done":
+            yield f"{task['kind']} {id} is {task['status']} in phase {task['phase']}"
+    for table, rows in (("outbox", now.outbox), ("waits", now.waits), ("inbox", now.inbox)):
+        if rows:
+            yield f"{len(rows)} rows are left in {table}"
+
+
+def every_submission_has_ended(now: Snapshot) -> Iterator[str]:
+    for id, submission in now.submissions.items():
+        if submission["status"] != "done":
+            yield f"submission {id} is {submission['status']}"
+
+
+def _is_call(task: Row) -> bool:
+    return str(task["kind"]).startswith(("tool:", "flow:"))
+
+
+ALWAYS: tuple[Invariant, ...] = (
+    the_log_has_no_gaps_and_its_head_is_the_sessions,
+    every_hash_is_that_of_its_event_and_chained_to_the_one_before,
+    causes_are_earlier_events_and_time_does_not_run_back,
+    events_are_of_tasks_and_claims_that_were,
+    a_call_begins_and_ends_at_most_once_and_ends_with_its_task,
+    every_call_of_the_model_is_closed_once_before_the_next_request,
+    a_submission_begins_and_ends_once_as_its_row_says,
+    an_unfinished_submission_has_open_work_or_waits_in_the_inbox,
+    who_runs_has_a_claim_and_nobody_else_has_one,
+    attempts_commit_steps_one_after_the_other,
+    a_hint_is_there_for_what_can_run_and_for_nothing_else,
+    who_waits_waits_for_something_open,
+    what_is_decided_ends_with_the_work_it_owns,
+    a_conversation_has_one_open_generation_at_most,
+    versions_of_a_document_follow_each_other,
+)
+AT_REST: tuple[Invariant, ...] = (nothing_is_left_to_do, every_submission_has_ended)
