@@ -98,7 +98,7 @@ def test_causes_and_effects_are_asked_in_both_directions(client: Client, receipt
 
 @pytest.mark.promise("I3")
 def test_the_command_names_the_first_event_that_does_not_fit(
-    client: Client, receipt: Receipt, database_url: str, monkeypatch: pytest.MonkeyPatch
+    receipt: Receipt, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
