@@ -120,16 +120,23 @@ def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     conversation = run.conversation
     agent = _agent(agents, conversation.agent, conversation.agent_version)
     specs = catalogue.specs(run.database)
-    return _prepare_step(agent, conversation, specs, task=run.task, causes=[run.task.cause])
+    return _prepare_step(agent, conversation, specs, task=run.task, causes=[run.task.cause], steered=run.steered)
 
 
 def _prepare_step(
-    agent: Agent, conversation: Conversation, catalogue: Sequence[ToolSpec], *, task: Task, causes: Sequence[int]
+    agent: Agent,
+    conversation: Conversation,
+    catalogue: Sequence[ToolSpec],
+    *,
+    task: Task,
+    causes: Sequence[int],
+    steered: bool,
 ) -> Step:
     specs, missing = workers.newest_specs(catalogue, agent.tools)
     if missing:
         return Step(partial(_wait_for_tools, task_id=task.id, missing=missing))
-    return Step(partial(_pin, agent=agent, conversation=conversation, specs=specs, task=task, causes=causes))
+    pin = partial(_pin, agent=agent, conversation=conversation, specs=specs, task=task, causes=causes, steered=steered)
+    return Step(pin)
 
 
 def _wait_for_tools(draft: Draft, *, task_id: TaskId, missing: Sequence[str]) -> Transition:
@@ -149,6 +156,7 @@ def _pin(
     specs: Sequence[ToolSpec],
     task: Task,
     causes: Sequence[int],
+    steered: bool,
 ) -> Transition:
     """Pin agent version, model, options, tools and cutoff; from here on a retry sends the same."""
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
@@ -158,6 +166,8 @@ def _pin(
         draft.event(payload, causes=causes, task=owned)
     if task.submission_id is not None and task.input["round"] == 1:
         draft.start_submission(task.submission_id)
+    joined = draft.take_steering(conversation.id) if steered else []
+    causes = [*causes, *(seq for _, seq in joined)]
     request = ModelRequest(
         agent=agent.name,
         agent_version=agent.version,
@@ -167,7 +177,13 @@ def _pin(
         cutoff=draft.session.last_seq,
     )
     seq = draft.event(request, causes=causes, task=owned)
-    return Next("request", checkpoint={"request_seq": seq, "request": request.model_dump(mode="json"), "retries": 0})
+    checkpoint = {
+        "request_seq": seq,
+        "request": request.model_dump(mode="json"),
+        "retries": 0,
+        "joined": [*task.input.get("joined", []), *(str(submission) for submission, _ in joined)],
+    }
+    return Next("request", checkpoint=checkpoint)
 
 
 def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
@@ -371,9 +387,11 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         submission_id=task.submission_id,
         cause=max(causes),
         round_number=task.input["round"] + 1,
+        joined=task.checkpoint.get("joined", []),
         now=task.created_at,
     )
-    first_step = _prepare_step(agent, conversation, catalogue.specs(run.database), task=onward, causes=causes)
+    specs = catalogue.specs(run.database)
+    first_step = _prepare_step(agent, conversation, specs, task=onward, causes=causes, steered=run.steered)
 
     def close(draft: Draft) -> Transition:
         draft.hand_on(replace(onward, created_at=draft.now), first_step)

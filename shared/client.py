@@ -33,6 +33,7 @@ from shared.errors import (
     UnknownSubmission,
     UnknownTask,
 )
+from shared.kernel.verify import Flaw, check, read_head
 from shared.model.event import Event
 from shared.model.ids import (
     SessionId,
@@ -56,6 +57,7 @@ Read = TypeVar("Read")
 INPUT_LIMIT = 1_000_000
 """Characters of one input."""
 
+ALL = 2**31 - 1
 NAME_LIMIT = 500
 """Characters of a request_id or an agent's name."""
 
@@ -157,7 +159,7 @@ class Client:
         """Block until a submission is done and return it. Raises TimeoutError after `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         found = self.submission(submission)
-        bell = SessionBell(self._redis_url, found.session_id)
+        bell = SessionBell(self._redis_url, found.session_id, ends=True)
         try:
             while found.status is not SubmissionStatus.DONE:
                 left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
@@ -168,6 +170,19 @@ class Client:
             return found
         finally:
             bell.close()
+
+    def effects(self, session: SessionId | UUID | str, seq: int) -> list[Event]:
+        """The events that name this one as a cause; `causes` of an event is the other direction."""
+        return [event for event in self.events(session, after=seq) if seq in event.causes]
+
+    def verify(self, session: SessionId | UUID | str, head: str | None = None) -> Flaw | None:
+        """The first thing in a session's log that does not fit, or None.
+
+        A chain cannot show by itself that its end is missing or that all of it was computed anew: against that, `head`
+        (`SEQ:HASH`, as receipts and `show` give it) is what the log was known to say at that seq.
+        """
+        view = self.session(session)
+        return check(self.events(session), view.session, None if head is None else read_head(head))
 
     def cancel(
         self,
@@ -240,6 +255,10 @@ class Client:
             transaction.run(BE_PATIENT(patience=ours.first["patience"]))
             yield transaction
             transaction.run(BE_PATIENT(patience=theirs.first["patience"]))
+
+    def session_ids(self) -> list[SessionId]:
+        """All sessions of the tenant, newest first."""
+        return [row["id"] for row in reads.sessions_of(self._database, self.tenant, most=ALL)]
 
     def _known(self, session: SessionId | UUID | str) -> SessionId:
         session_id = SessionId(_uuid(session, "session"))

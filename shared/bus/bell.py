@@ -20,6 +20,10 @@ from shared.runtime.logs import logger
 
 log = logger("bell")
 
+ENDED = b"ended"
+GOING_ON = b"going on"
+"""What a ring says to observers: a submission of the session has ended, or something else was committed."""
+
 REST_SECONDS = 2.0
 """After a ring that failed none is tried for so long: a broker that is away must not slow commits."""
 
@@ -42,8 +46,11 @@ class Bell:
         self._redis = connect(url, timeout=0.3)
         self._rest_until = 0.0
 
-    def ring(self, session_id: SessionId, *, hints: bool) -> None:
-        """Tell observers of the session, and the relay if there are new hints; a broker that is away is no error."""
+    def ring(self, session_id: SessionId, *, hints: bool, ended: bool) -> None:
+        """Tell observers of the session, and whether a submission ended; and the relay if there are new hints.
+
+        A broker that is away is no error.
+        """
         if time.monotonic() < self._rest_until:
             return
         try:
@@ -51,7 +58,7 @@ class Bell:
                 if hints:
                     pipeline.lpush(RELAY_BELL, 1)
                     pipeline.ltrim(RELAY_BELL, 0, 0)
-                pipeline.publish(session_topic(session_id), 1)
+                pipeline.publish(session_topic(session_id), ENDED if ended else GOING_ON)
                 pipeline.execute()
         except redis.RedisError as error:
             self._rest_until = time.monotonic() + REST_SECONDS
@@ -74,9 +81,10 @@ class RelayBell:
 
 
 class SessionBell:
-    """An observer's end, for one session."""
+    """An observer's end, for one session; with `ends` it hears only that a submission has ended."""
 
-    def __init__(self, url: str, session_id: SessionId) -> None:
+    def __init__(self, url: str, session_id: SessionId, *, ends: bool = False) -> None:
+        self._ends = ends
         client: Any = connect(url, timeout=3.0)
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)
         self._topic = session_topic(session_id)
@@ -89,12 +97,19 @@ class SessionBell:
                 self._pubsub.subscribe(self._topic)
                 self._listening = True
                 return True
-            return self._pubsub.get_message(timeout=seconds) is not None
+            return self._hears(time.monotonic() + seconds)
         except redis.RedisError:
             self._listening = False
             self._pubsub.reset()
             time.sleep(seconds)
             return False
+
+    def _hears(self, until: float) -> bool:
+        while (left := until - time.monotonic()) > 0:
+            message = self._pubsub.get_message(timeout=left)
+            if message is not None and (not self._ends or message["data"] == ENDED):
+                return True
+        return False
 
     def close(self) -> None:
         self._pubsub.close()

@@ -12,6 +12,7 @@ from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.show import sessions, show
 from shared.cli.submit import submit, watch
 from shared.cli.up import up
+from shared.cli.verify import verify
 from shared.errors import BrainhandsError, ServerUnavailable
 from shared.store.database import TRANSIENT
 
@@ -23,7 +24,7 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (up, brain, hands, relay, flower, migrate, submit, cancel, watch, sessions, show, doctor):
+for command in (up, brain, hands, relay, flower, migrate, submit, cancel, watch, sessions, show, verify, doctor):
     commands.command()(command)
 
 

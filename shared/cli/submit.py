@@ -76,6 +76,8 @@ def _print_receipt(receipt: Receipt, json: bool) -> None:
         print_json(wire.receipt(receipt))
         return
     print(f"{receipt.status}  submission {receipt.submission_id}\nsession   {receipt.session_id}")
+    if receipt.head is not None:
+        print(f"head      {receipt.head}")
     print(f"follow it with `brainhands watch {receipt.session_id}`")
 
 

@@ -18,6 +18,7 @@ from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
 from shared.errors import BadInput, RequestConflict, RequestInProgress, ServerUnavailable, StaleWrite, UnknownSession
 from shared.kernel import chain, intake
+from shared.kernel.verify import head_of
 from shared.model.commit import Commit, InboxEntry
 from shared.model.event import LOG_FORMAT, SessionCreated
 from shared.model.ids import new_task_id
@@ -42,7 +43,7 @@ def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
         # The session itself is there already if an earlier try was committed and lost only its reply.
         return _earlier(ledger, submission)
     ledger.ring(commit)
-    return receipt(submission)
+    return receipt(submission, commit)
 
 
 def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
@@ -62,19 +63,19 @@ def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
         return draft.freeze()
 
     try:
-        ledger.apply(submission.session_id, [], fill)
+        commit = ledger.apply(submission.session_id, [], fill)
     except StaleWrite:
         return _earlier(ledger, submission)
-    return receipt(submission)
+    return receipt(submission, commit)
 
 
 def accept_within(transaction: Transaction, submission: Submission, *, new: bool) -> Receipt:
     """As part of a caller's transaction, which must be READ COMMITTED; its commit starts the work."""
     if new:
         earlier = find(transaction, submission)
-        if earlier is None:
-            commits.create(transaction, lambda now: _new_session(submission, now))
-        return receipt(earlier or submission)
+        if earlier is not None:
+            return receipt(earlier)
+        return receipt(submission, commits.create(transaction, lambda now: _new_session(submission, now)))
     submission, earlier = _look_up(transaction, submission)
     if earlier is not None:
         return receipt(earlier)
@@ -107,8 +108,9 @@ def find(transaction: Transaction, submission: Submission) -> Submission | None:
     return found
 
 
-def receipt(submission: Submission) -> Receipt:
+def receipt(submission: Submission, commit: Commit | None = None) -> Receipt:
     return Receipt(
+        head=None if commit is None else head_of(commit.session),
         submission_id=submission.id,
         session_id=submission.session_id,
         request_id=submission.request_id,

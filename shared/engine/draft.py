@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from shared.engine import cancellation
+from shared.engine import cancellation, endings
 from shared.engine.definition import Step
 from shared.kernel import chain, intake, moves
 from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, NewWait, SubmissionEnd, TaskChange
@@ -262,6 +262,16 @@ class Draft:
         self.add(task)
         return task
 
+    def take_steering(self, conversation_id: ConversationId) -> list[tuple[SubmissionId, int]]:
+        """Let inputs that wait to join the present work do so; gives each submission with its message's seq."""
+        taken = []
+        for entry in self.view.steering(conversation_id):
+            self._inbox_taken.append(entry.submission_id)
+            self._submissions_started.append(entry.submission_id)
+            payload = UserMessage(text=entry.text, submission=str(entry.submission_id))
+            taken.append((entry.submission_id, self.event(payload, causes=(), conversation_id=conversation_id)))
+        return taken
+
     def withdraw(self, entry: Inbox, *, reason: str) -> None:
         """End a submission whose input was never admitted."""
         self._inbox_taken.append(entry.submission_id)
@@ -403,14 +413,8 @@ class Draft:
         )
 
     def _end_cancelled_submission(self, generation: Task) -> None:
-        if generation.outcome is Outcome.CANCELLED and generation.submission_id is not None:
-            self.end_submission(
-                generation.submission_id,
-                Outcome.CANCELLED,
-                causes=[generation.cause],
-                task=generation,
-                error="cancelled",
-            )
+        if generation.outcome is Outcome.CANCELLED:
+            endings.end_generation(self, generation, Outcome.CANCELLED, causes=[generation.cause], error="cancelled")
 
     def _open_children(self, owner_id: TaskId, stored: frozenset[TaskId]) -> bool:
         made = any(task.owner_id == owner_id and task.is_open for task in self._new_tasks.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from shared.kernel import moves, recovery
 from shared.kernel.intake import GENERATION
@@ -16,6 +17,7 @@ from shared.model.event import (
     ToolEvent,
     Usage,
 )
+from shared.model.ids import SubmissionId
 from shared.model.json import Json
 from shared.model.task import Outcome, Status, Task
 
@@ -105,9 +107,16 @@ def end_generation(
     output: Json = None,
     error: str | None = None,
 ) -> None:
-    """The last generation for an input ends its submission."""
-    if task.submission_id is not None:
-        draft.end_submission(task.submission_id, outcome, causes=causes, task=task, output=output, error=error)
+    """The last generation for an input ends its submission, and those whose input joined it."""
+    for submission_id in submissions_of(task):
+        draft.end_submission(submission_id, outcome, causes=causes, task=task, output=output, error=error)
+
+
+def submissions_of(generation: Task) -> list[SubmissionId]:
+    """The submissions that a generation answers."""
+    joined = generation.checkpoint.get("joined", generation.input.get("joined", []))
+    first = [] if generation.submission_id is None else [generation.submission_id]
+    return [*first, *(SubmissionId(UUID(each)) for each in joined)]
 
 
 def call_fields(task: Task) -> dict[str, Json]:

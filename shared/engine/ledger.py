@@ -37,4 +37,4 @@ class Ledger:
         return commit
 
     def ring(self, commit: Commit) -> None:
-        self.bell.ring(commit.session.id, hints=bool(commit.pending))
+        self.bell.ring(commit.session.id, hints=bool(commit.pending), ended=bool(commit.submissions_ended))

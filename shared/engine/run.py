@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,16 +29,18 @@ class Run:
         soft_database: Database,
         stopped: Callable[[], bool],
         cancelled: Callable[[], bool],
-        conversation: Conversation | None = None,
+        look: reads.Look | None = None,
     ) -> None:
         self.task = task
-        self._conversation = conversation
+        self._conversation = look.conversation if look else None
+        self.steered = look.steered if look else True
+        """False where it is known that no input waits to join the present work."""
         self.database = database
         self._soft_database = soft_database
         self._stopped = stopped
         self._cancelled = cancelled
         self._shown = ""
-        self._written_at = -math.inf
+        self._written_at = time.monotonic()
         self._later: threading.Timer | None = None
 
     @property
@@ -75,6 +76,11 @@ class Run:
             self._later = threading.Timer(wait, self._write)
             self._later.daemon = True
             self._later.start()
+
+    def end(self) -> None:
+        """The phase has returned: what it showed last goes with the commit of its step."""
+        if self._later is not None:
+            self._later.cancel()
 
     def earlier_attempts(self) -> list[Attempt]:
         """The claims of this task before the present one, oldest first."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shared.engine import cancellation
+from shared.engine import cancellation, endings
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.kernel.intake import GENERATION
 from shared.model.commit import Commit
 from shared.model.event import CancelRequested
 from shared.model.ids import SessionId, TaskId
@@ -25,7 +26,7 @@ def cancel_submission(ledger: Ledger, submission: Submission, reason: str) -> Ca
     _cancel(
         ledger,
         submission.session_id,
-        roots=lambda tasks: [task.id for task in tasks if task.submission_id == submission.id],
+        roots=lambda tasks: [task.id for task in tasks if _works_on(task, submission)],
         inputs=lambda entry: entry.submission_id == submission.id,
         wish=CancelRequested(scope="submission", subject=str(submission.id), reason=_reason(reason)),
     )
@@ -96,6 +97,13 @@ def _cancel(
         return draft.freeze()
 
     return ledger.apply(session_id, [], fill)
+
+
+def _works_on(task: Task, submission: Submission) -> bool:
+    """Whether a task is for this submission; an input that joined another's work can only end together with it."""
+    if task.submission_id == submission.id:
+        return True
+    return task.kind == GENERATION and submission.id in endings.submissions_of(task)
 
 
 def _reason(reason: str) -> str:

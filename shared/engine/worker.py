@@ -23,7 +23,6 @@ from shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json, clean_text
-from shared.model.session import Conversation
 from shared.model.task import Final, Status, Task
 from shared.model.worker import WorkerInfo
 from shared.runtime.logs import logger
@@ -139,7 +138,7 @@ class Worker:
         """On a first hint, a phase that only decides runs before the claim and shares its commit."""
         if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
             return None
-        return phase.run(self._run(look.task, look.conversation))
+        return phase.run(self._run(look.task, look))
 
     def _step(self, task: Task) -> Task | None:
         """Run the present phase of an owned task and commit what it came to; the task to go on with, if any."""
@@ -148,6 +147,7 @@ class Worker:
         run = self._run(task)
         try:
             step = kind.phases[task.phase].run(run)
+            run.end()
             move = partial(self._move, owned=task, kind=kind, step=step, run=run)
             return self._commit(task, move, step.evidence)
         except THEIRS:
@@ -225,10 +225,10 @@ class Worker:
         assert task.deadline is not None
         return max(self._lease_seconds, self.keeper.seconds_left(task.id, task.fence))
 
-    def _run(self, task: Task, conversation: Conversation | None = None) -> Run:
+    def _run(self, task: Task, look: reads.Look | None = None) -> Run:
         stopped = partial(self.keeper.lost, task.id, task.fence)
         cancelled = partial(self.keeper.cancelled, task.id, task.fence)
-        return Run(task, self.database, self._soft_database, stopped, cancelled, conversation)
+        return Run(task, self.database, self._soft_database, stopped, cancelled, look)
 
     def _keep_evidence(self, task: Task, evidence: Json) -> None:
         if evidence is not None:

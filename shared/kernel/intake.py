@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
@@ -22,8 +23,12 @@ def generation_task(
     cause: int,
     round_number: int,
     now: datetime,
+    joined: Sequence[str] = (),
 ) -> Task:
-    """A generation of the conversation, to be prepared by a Brain that has its agent."""
+    """A generation of the conversation, to be prepared by a Brain that has its agent.
+
+    `joined` are the submissions whose input joined this work while it was under way; they end with it.
+    """
     return Task(
         id=task_id,
         session_id=conversation.session_id,
@@ -33,7 +38,7 @@ def generation_task(
         kind=GENERATION,
         version=GENERATION_VERSION,
         requires=agent_requirement(conversation),
-        input={"round": round_number},
+        input={"round": round_number, "joined": list(joined)} if joined else {"round": round_number},
         cause=cause,
         priority=0,
         status=Status.PENDING,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
+from shared.model.submission import Mode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,4 +40,5 @@ class Inbox:
     position: int
     conversation_id: ConversationId
     submission_id: SubmissionId
+    mode: Mode
     text: str

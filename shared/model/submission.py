@@ -22,6 +22,8 @@ class Mode(StrEnum):
 
     FOLLOW_UP = "follow_up"
     """After the work that is under way."""
+    STEER = "steer"
+    """At the next safe boundary of that work: before its next model request, never between a call and its result."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +69,14 @@ class Cancellation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """What a caller gets at once: the identity of the accepted input."""
+    """What a caller gets at once: the identity of the accepted input.
+
+    `head` (`SEQ:HASH`) is what the session's log said with it, for a later `verify`; None where the log was not written
+    by this call (an earlier receipt, or a caller's transaction on a session that exists).
+    """
 
     submission_id: SubmissionId
     session_id: SessionId
     request_id: str
     status: SubmissionStatus
+    head: str | None = None

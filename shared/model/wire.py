@@ -116,6 +116,7 @@ def receipt(value: Receipt) -> dict[str, Json]:
         "session_id": _id(value.session_id),
         "request_id": value.request_id,
         "status": value.status,
+        "head": value.head,
     }
 
 

@@ -228,7 +228,9 @@ END_SUBMISSION = Statement(
     )
 )
 INSERT_INBOX = Statement(
-    insert(inbox).values({name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "text")})
+    insert(inbox).values(
+        {name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "mode", "text")}
+    )
 )
 TAKE_INBOX = Statement(delete(inbox).where(inbox.c.submission_id == bindparam("submission_id")))
 # The same for all hints of one statement, so that among them the ids decide: what was made first runs first.

@@ -17,7 +17,7 @@ from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import rows
 from shared.store.database import Call, Database, Result, Row, Statement
-from shared.store.tables import conversations, documents, events, outbox, sessions, submissions, tasks
+from shared.store.tables import conversations, documents, events, inbox, outbox, sessions, submissions, tasks
 from shared.store.view import LATEST_DOCUMENT
 
 OBSERVER_SECONDS = 2.0
@@ -33,6 +33,10 @@ LOOK = Statement(
         conversations.c.owner_id.label("conversation_owner"),
         conversations.c.agent,
         conversations.c.agent_version,
+        select(inbox.c.position)
+        .where(inbox.c.conversation_id == tasks.c.conversation_id, inbox.c.mode == "steer")
+        .exists()
+        .label("steered"),
     )
     .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
     .outerjoin(conversations, conversations.c.id == tasks.c.conversation_id)
@@ -124,6 +128,8 @@ class Look:
     task: Task
     conversation: Conversation | None
     hints: int | None
+    steered: bool
+    """Whether input waits that shall join the present work of the conversation."""
 
 
 def look(database: Database, task_id: TaskId) -> Look | None:
@@ -132,14 +138,16 @@ def look(database: Database, task_id: TaskId) -> Look | None:
     if result.first is None:
         return None
     row = dict(result.first)
-    hints, owner, agent, version = (row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version"))
+    hints, owner, agent, version, steered = (
+        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "steered")
+    )
     task = rows.task(row)
     conversation = None
     if task.conversation_id is not None:
         conversation = Conversation(
             id=task.conversation_id, session_id=task.session_id, owner_id=owner, agent=agent, agent_version=version
         )
-    return Look(task=task, conversation=conversation, hints=hints)
+    return Look(task=task, conversation=conversation, hints=hints, steered=steered)
 
 
 def conversation(database: Database, conversation_id: ConversationId) -> Conversation:

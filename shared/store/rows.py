@@ -36,6 +36,7 @@ def inbox(row: Row) -> Inbox:
         position=row["position"],
         conversation_id=row["conversation_id"],
         submission_id=row["submission_id"],
+        mode=Mode(row["mode"]),
         text=row["text"],
     )
 
@@ -45,6 +46,7 @@ def inbox_row(value: InboxEntry) -> dict[str, Any]:
         "session_id": value.submission.session_id,
         "conversation_id": value.submission.conversation_id,
         "submission_id": value.submission.id,
+        "mode": value.submission.mode,
         "text": value.text,
     }
 

@@ -238,8 +238,10 @@ inbox = Table(
     Column("session_id", Uuid, ForeignKey(sessions.c.id), nullable=False),
     Column("conversation_id", Uuid, ForeignKey(conversations.c.id), nullable=False),
     Column("submission_id", Uuid, ForeignKey(submissions.c.id), nullable=False, unique=True),
+    Column("mode", Text, nullable=False),
     Column("text", Text, nullable=False),
     Column("created_at", Time, nullable=False, server_default=func.clock_timestamp()),
+    CheckConstraint("mode IN ('follow_up', 'steer')", name="mode"),
     Index(None, "conversation_id", "position"),
     Index(None, "session_id"),
 )

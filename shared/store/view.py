@@ -82,6 +82,11 @@ CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindp
 NEXT_INPUT = Statement(
     select(inbox).where(inbox.c.conversation_id == bindparam("conversation_id")).order_by(inbox.c.position).limit(1)
 )
+STEERING = Statement(
+    select(inbox)
+    .where(inbox.c.conversation_id == bindparam("conversation_id"), inbox.c.mode == "steer")
+    .order_by(inbox.c.position)
+)
 ACTIVE_GENERATION = Statement(
     select(tasks.c.id).where(
         tasks.c.conversation_id == bindparam("conversation_id"),
@@ -188,6 +193,11 @@ class View:
             None if entry.first is None else rows.inbox(entry.first),
             bool(active.rows),
         )
+
+    def steering(self, conversation_id: ConversationId) -> list[Inbox]:
+        """Inputs that shall join the conversation's present work, oldest first."""
+        (result,) = self._open.run(STEERING(conversation_id=conversation_id))
+        return [rows.inbox(row) for row in result.rows]
 
     def document(self, name: str) -> StoredDocument | None:
         """The latest version of a document."""

@@ -326,10 +326,12 @@ def upgrade() -> None:
         sa.Column("session_id", sa.Uuid(), nullable=False),
         sa.Column("conversation_id", sa.Uuid(), nullable=False),
         sa.Column("submission_id", sa.Uuid(), nullable=False),
+        sa.Column("mode", sa.Text(), nullable=False),
         sa.Column("text", sa.Text(), nullable=False),
         sa.Column(
             "created_at", sa.DateTime(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
         ),
+        sa.CheckConstraint("mode IN ('follow_up', 'steer')", name=op.f("inbox_mode_check")),
         sa.ForeignKeyConstraint(
             ["conversation_id"], ["brainhands.conversations.id"], name=op.f("inbox_conversation_id_fkey")
         ),

@@ -1,0 +1,34 @@
+"""Proving from the command line that a session's log is as it was written."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.errors import BadInput
+
+
+def verify(
+    session: Annotated[str | None, typer.Argument(help="The session; or use --all.")] = None,
+    head: Annotated[str | None, typer.Option(help="What the log was known to say, as SEQ:HASH.")] = None,
+    all_sessions: Annotated[bool, typer.Option("--all", help="Check every session of the tenant.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Check the hash chain of a session's log; names the first event that does not fit and exits 1."""
+    if (session is None) is not all_sessions or (head is not None and all_sessions):
+        raise BadInput("name one session, or use --all without --head")
+    with open_client() as client:
+        wanted = client.session_ids() if session is None else [client.session(session).session.id]
+        flaws = [(each, client.verify(each, head)) for each in wanted]
+    found = [(each, flaw) for each, flaw in flaws if flaw is not None]
+    if json:
+        listed = [{"session": str(each), "seq": flaw.seq, "problem": flaw.problem} for each, flaw in found]
+        print_json({"ok": not found, "checked": len(flaws), "flaws": listed})
+    else:
+        for each, flaw in found:
+            print(f"session {each}, event {flaw.seq}: {flaw.problem}")
+        print(f"{len(flaws) - len(found)} of {len(flaws)} logs are as they were written")
+    if found:
+        raise typer.Exit(1)

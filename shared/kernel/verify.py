@@ -1,0 +1,64 @@
+"""Whether a log is what it says: the chain of hashes, the digests of the payloads, the order and the causes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import BadInput
+from shared.kernel.chain import GENESIS, event_hash
+from shared.model.event import Event
+from shared.model.session import Session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flaw:
+    """The first thing that does not fit, at a seq."""
+
+    seq: int
+    problem: str
+
+
+def head_of(session: Session) -> str:
+    """What a log says up to its last event, as `SEQ:HASH`."""
+    return f"{session.last_seq}:{session.last_hash.hex()}"
+
+
+def read_head(text: str) -> tuple[int, bytes]:
+    """The seq and the hash of a head. Raises BadInput."""
+    seq, _, digest = text.partition(":")
+    try:
+        return int(seq), bytes.fromhex(digest)
+    except ValueError:
+        raise BadInput(f"{text!r} is no head", "a head is SEQ:HASH, as a receipt gives it") from None
+
+
+def check(events: Sequence[Event], session: Session, head: tuple[int, bytes] | None) -> Flaw | None:
+    """The first flaw of a whole log, checked against the session's own head and one known from elsewhere."""
+    previous = GENESIS
+    for place, event in enumerate(events, start=1):
+        if flaw := _flaw(event, place, previous):
+            return Flaw(seq=place, problem=flaw)
+        if head is not None and head[0] == event.seq and event.hash != head[1]:
+            return Flaw(seq=event.seq, problem="the known head has another hash: the log was written anew")
+        previous = event.hash
+    if head is not None and head[0] > len(events):
+        return Flaw(seq=len(events), problem=f"the log ends here, but the known head is at seq {head[0]}")
+    if (session.last_seq, session.last_hash) != (len(events), previous):
+        return Flaw(seq=len(events), problem=f"the log ends here, but its session says seq {session.last_seq}")
+    return None
+
+
+def _flaw(event: Event, place: int, previous: bytes) -> str | None:
+    if event.seq != place:
+        return f"event {place} is missing"
+    if event.prev_hash != previous:
+        return "it does not follow from the event before it"
+    if hashlib.sha256(event.salt + event.payload_text.encode()).digest() != event.payload_digest:
+        return "its payload was changed"
+    if event_hash(event) != event.hash:
+        return "its header was changed"
+    if any(cause >= event.seq or cause < 1 for cause in event.causes):
+        return f"its causes {list(event.causes)} are not earlier events"
+    return None
