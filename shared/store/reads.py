@@ -60,6 +60,7 @@ SEQS_AFTER = Statement(
         events.c.conversation_id == bindparam("conversation_id"),
         events.c.seq > bindparam("after"),
         events.c.type == any_(bindparam("types", type_=ARRAY(Text))),
+        events.c.payload.op("->>")("call_id").is_not(None),
     )
     .order_by(events.c.seq)
 )

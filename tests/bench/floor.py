@@ -20,8 +20,6 @@ from typing import LiteralString, cast
 import psycopg
 import redis
 
-WARM_UP = 10
-"""Turns of each thread before the clock starts: connections, prepared statements, plans."""
 SILENT_SECONDS = 60
 """Nothing is waited for any longer, so that no worker outlives a caller that was killed."""
 STOP = b"stop"
@@ -88,9 +86,10 @@ class FloorResult:
     turns_per_s: float
 
 
-def run(database_url: str, redis_url: str, in_flight: int, turns: int) -> FloorResult:
+def run(database_url: str, redis_url: str, in_flight: int, turns: int, warm_up: int) -> FloorResult:
     """Make `turns` turns, `in_flight` at a time; raises RuntimeError if one of them was lost or doubled.
 
+    Each thread makes `warm_up` turns before the clock starts: connections, prepared statements, plans.
     Uses the schema `floor` and Redis keys beginning with `floor:`, and removes both.
     """
     with _database(database_url) as database, _redis(redis_url) as broker:
@@ -98,8 +97,8 @@ def run(database_url: str, redis_url: str, in_flight: int, turns: int) -> FloorR
         _forget(broker)
         try:
             with _workers(database_url, redis_url, broker):
-                seconds, elapsed = _turns(database_url, redis_url, in_flight, turns)
-            _check(database, in_flight * WARM_UP + turns)
+                seconds, elapsed = _turns(database_url, redis_url, in_flight, turns, warm_up)
+            _check(database, in_flight * warm_up + turns)
         finally:
             database.execute("drop schema floor cascade")
             _forget(broker)
@@ -160,9 +159,9 @@ def _moved(database: psycopg.Connection, statement: LiteralString, session: int,
     return database.execute(statement, values, prepare=True).rowcount == 1
 
 
-def _turns(database_url: str, redis_url: str, in_flight: int, turns: int) -> tuple[list[float], float]:
+def _turns(database_url: str, redis_url: str, in_flight: int, turns: int, warm_up: int) -> tuple[list[float], float]:
     """Return the seconds that each turn took, and all of them; the clock starts when every thread is warm."""
-    warm = in_flight * WARM_UP
+    warm = in_flight * warm_up
     gate = Barrier(in_flight, timeout=SILENT_SECONDS)
 
     def line(first: int) -> tuple[list[float], float, float]:
@@ -221,6 +220,7 @@ def main() -> None:
     parser.add_argument("redis_url")
     parser.add_argument("--in-flight", type=int, default=1)
     parser.add_argument("--turns", type=int, default=500)
+    parser.add_argument("--warm-up", type=int, default=10)
     print(asdict(run(**vars(parser.parse_args()))))
 
 

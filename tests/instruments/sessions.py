@@ -15,6 +15,7 @@ import redis
 from psycopg.rows import dict_row
 
 from shared.model.event import Event
+from shared.model.submission import Receipt, Submission, SubmissionStatus
 from shared.model.task import Task
 from shared.runtime.servers import Postgres, Redis
 from shared.runtime.settings import libpq_url
@@ -81,6 +82,17 @@ def make_due(fleet: Fleet, session: UUID) -> None:
         "UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE session_id = %s AND status = 'sleeping'",
         session,
     )
+
+
+def wait_hurrying(fleet: Fleet, receipt: Receipt, timeout: float = 60.0) -> Submission:
+    """The submission once it is done; whatever of its session sleeps meanwhile is woken before its time."""
+
+    def done() -> bool:
+        make_due(fleet, receipt.session_id)
+        return fleet.client.submission(receipt.submission_id).status is SubmissionStatus.DONE
+
+    wait_until(done, timeout, "the end of the submission")
+    return fleet.wait(receipt)
 
 
 def events_of(fleet: Fleet, session: UUID, *types: str) -> list[Event]:

@@ -12,5 +12,5 @@ apart = Agent(
     instructions="Do as you are told.",
     tools=["note", "gated"],
     options={"temperature": float(os.environ.get("SAMPLE_TEMPERATURE", "0"))},
-    request_seconds=20,
+    request_seconds=60,
 )

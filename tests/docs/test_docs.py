@@ -1,0 +1,198 @@
+"""The documents say what is so: what they quote from the code is what the code says, and what they show runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+
+from deploy.demo import model_server
+from deploy.demo.model_scripts import Call, Reply, Request
+from hands import NotFound, ToolContext
+from hands.loading import tools_in
+from shared.cli.main import commands
+from shared.model.ids import new_session_id, new_task_id
+from shared.model.tool import Replay
+from shared.runtime.settings import settings_table
+from tests.docs.lifecycle import diagram
+from tests.instruments.fleet import Fleet
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("tests/**/*.md")])
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+
+HOSTS = ("127.0.0.1", "localhost", "host", "example.com", "keepachangelog.com", "semver.org")
+"""Hosts that a document may name: none from which anything is installed."""
+
+HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|dev|eu|io|net|org)\b")
+PLACES = re.compile(r"(?<![\w.:/$-])/(?:data|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)\b|\b[A-Z]:\\")
+PAYMENTS = """
+class Refused(Exception): ...
+class NotReachable(Exception): ...
+def find(operation_id): return {"refund": operation_id} if operation_id.endswith("paid") else None
+"""
+
+
+def blocks(document: Path, language: str) -> Iterator[str]:
+    """The fenced blocks of a document in one language."""
+    for block in re.finditer(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL):
+        yield block[1]
+
+
+def write_python_blocks(folder: Path) -> None:
+    """The README's Python, each block in the file that its first line names."""
+    for block in blocks(README, "python"):
+        name = block.splitlines()[0].removeprefix("# ")
+        (folder / name).write_text(block)
+
+
+def asking_for(operation_id: str) -> ToolContext:
+    """What a look-up gets when it is asked for an operation."""
+    return ToolContext(
+        operation_id=operation_id,
+        task_id=new_task_id(),
+        session_id=new_session_id(),
+        attempt=1,
+        deadline=datetime.now(UTC),
+        write_progress=lambda _text: None,
+        ask_cancelled=lambda: False,
+    )
+
+
+def uses(document: Path, program: str) -> Iterator[tuple[str, str]]:
+    """Each use of a program in a document, in a shell block or quoted: its first argument, and what follows that."""
+    shell = re.findall(rf"^{program} (.+?)(?:  #.*)?$", "".join(blocks(document, "sh")), re.MULTILINE)
+    quoted = re.findall(rf"`{program} ([^`\n]+)`", document.read_text())
+    for use in (*shell, *quoted):
+        first, _, rest = use.partition(" ")
+        yield first, rest
+
+
+def known_commands() -> dict[str, set[str]]:
+    """The commands with their options."""
+    return {
+        name: {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+            if option.startswith("--")
+        }
+        for name, command in typer.main.get_group(commands).commands.items()
+    }
+
+
+def test_the_architecture_shows_the_life_of_a_task_as_the_move_table_has_it() -> None:
+    assert diagram() in list(blocks(ARCHITECTURE, "mermaid"))
+
+
+def test_the_readme_lists_the_settings_as_the_code_has_them() -> None:
+    shown = README.read_text().partition("<!-- settings -->\n")[2].partition("<!-- /settings -->")[0]
+
+    assert shown == settings_table()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_and_option_that_a_document_shows_exists(document: Path) -> None:
+    known = known_commands()
+
+    for command, rest in uses(document, "brainhands"):
+        assert command in known
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known[command], f"brainhands {command}{rest}"
+
+
+def test_the_readme_lists_every_command_with_its_options() -> None:
+    rows = re.findall(r"^\| `brainhands ([a-z]+)[^|]*\| [^|]* \|([^|]*)\|$", README.read_text(), re.MULTILINE)
+    listed = {command: set(re.findall(r"--[a-z-]+", options)) for command, options in rows}
+
+    assert listed == {command: options - {"--flower"} for command, options in known_commands().items()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_make_target_that_a_document_names_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert {target for target, _ in uses(document, "make")} <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_points_to_exists(document: Path) -> None:
+    text = document.read_text()
+    linked = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+    quoted = re.findall(r"`((?:brain|deploy|hands|outbox|shared|tests)/[\w./-]*)`", text)
+
+    missing = [each for each in linked if each and not (document.parent / each).exists()]
+    assert missing + [each for each in quoted if not (ROOT / each).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_document_names_a_place_on_a_machine_or_a_host_to_install_from(document: Path) -> None:
+    text = document.read_text()
+    here = [str(ROOT), str(Path.home()), tempfile.gettempdir()]
+
+    assert [place for place in here if f"{place}/" in text] == []
+    assert PLACES.findall(text) == []
+    hosts = [*HOST.findall(text), *(urlsplit(address).hostname for address in re.findall(r"\w+://[^\s)`>]+", text))]
+    assert [host for host in hosts if host and not host.endswith(HOSTS)] == []
+
+
+@pytest.mark.promise("A7", "F1", "K4")
+def test_the_example_of_the_readme_runs(fleet: Fleet, tmp_path: Path) -> None:
+    write_python_blocks(tmp_path)
+
+    def answer(request: Request) -> Reply:
+        said = request["messages"][-1]
+        if said["role"] == "tool":
+            return Reply(text=f"Your {said['content']}.")
+        return Reply(calls=(Call(name="delivery_date", arguments={"order": 42}),))
+
+    with model_server.start({"shop": answer}) as model:
+        fleet.environment.update(
+            BRAINHANDS_AGENTS="shop_agents",
+            BRAINHANDS_TOOLS="shop_tools",
+            BRAINHANDS_MODEL="shop",
+            OPENAI_BASE_URL=f"{model.url}/v1",
+            PYTHONPATH=str(tmp_path),
+        )
+        parts = [fleet.relay(), fleet.brain(), fleet.hands()]
+        fleet.wait_for_workers(relay=1, brain=1, hands=1)
+
+        backend = subprocess.run(
+            [sys.executable, "shop_backend.py"],
+            cwd=tmp_path,
+            env=fleet.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    assert (backend.returncode, backend.stdout) == (0, "Your order 42 arrives on Friday.\n"), "\n".join(
+        [backend.stderr, *(part.output for part in parts)]
+    )
+
+
+def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_python_blocks(tmp_path)
+    (tmp_path / "payments.py").write_text(PAYMENTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for module in ("payments", "refund_tools"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+    (refund,) = tools_in(["refund_tools"]).tools
+
+    assert refund.replay is Replay.RECONCILE
+    assert refund.operation_id("task", {"payment": "p-1", "cents": 5}) == "refund:p-1"
+    assert isinstance(refund.find_effect(asking_for("refund:p-1")), NotFound)
+    assert refund.find_effect(asking_for("refund:paid")) == {"refund": "refund:paid"}

@@ -1,0 +1,207 @@
+"""A hint lives from the commit that makes its task pending until the claim, whatever relay and broker do meanwhile."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from shared.model.ids import TaskId, new_task_id
+from shared.model.task import Status
+from shared.model.worker import Offer
+from shared.runtime.settings import libpq_url
+from shared.store import hints, workers
+from tests.store.stage import PLAY, Stage, finish, nap, play_task
+
+OFFERS = [{"name": PLAY, "low": 1, "high": 1}]
+
+
+def take(stage: Stage, room: int = 1000, offers: Any = OFFERS) -> set[TaskId]:
+    """What a relay's pass takes."""
+    (taken,) = stage.database.run(hints.take_due(offers, room))
+    return {row["task_id"] for row in taken.rows}
+
+
+def publish_long_ago(stage: Stage, task_id: TaskId) -> None:
+    stage.sql(
+        "UPDATE brainhands.outbox SET published_at = now() - interval '10 s', attempts = 1 WHERE task_id = %s", task_id
+    )
+
+
+@pytest.mark.promise("H3", "D5")
+@pytest.mark.hazard(14)
+def test_a_published_hint_stays_until_the_claim_and_goes_with_it(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    task_id = stage.add(session_id)
+
+    taken = take(stage)
+    published = stage.hinted()
+    stage.claim_and_die(task_id)
+
+    assert task_id in taken
+    assert task_id in published
+    assert task_id not in stage.hinted()
+
+
+@pytest.mark.promise("H3")
+@pytest.mark.hazard("14b")
+def test_a_task_that_is_pending_again_while_its_old_hint_is_being_published_has_a_new_one(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    task_id = stage.add(session_id)
+    take(stage)
+
+    stage.advance(task_id, nap)  # the hint that was sent is taken and done with
+    stage.sql("UPDATE brainhands.tasks SET wake_at = now() WHERE id = %s", task_id)
+    stage.sweep.sweep_once()
+    stage.database.run(hints.give_back([task_id]))  # the relay finishes with what it had taken
+
+    (row,) = stage.sql("SELECT * FROM brainhands.outbox WHERE task_id = %s", task_id)
+    assert (row["published_at"], row["attempts"], row["parked"]) == (None, 0, None)
+    assert task_id in take(stage)
+
+
+@pytest.mark.promise("H3", "H4")
+@pytest.mark.hazard("14d", "15")
+def test_a_hint_that_was_published_and_not_claimed_is_published_again_and_not_at_once(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    task_id = stage.add(session_id)
+
+    first, at_once = take(stage), take(stage)
+    publish_long_ago(stage, task_id)
+    later = take(stage)
+
+    assert task_id in first
+    assert task_id not in at_once
+    assert task_id in later
+
+
+@pytest.mark.promise("H4")
+@pytest.mark.hazard("14c")
+def test_a_broker_that_is_away_counts_against_no_hint(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    task_id = stage.add(session_id)
+
+    for _ in range(50):
+        assert task_id in take(stage)
+        stage.database.run(hints.give_back([task_id]))
+
+    (row,) = stage.sql("SELECT attempts, parked FROM brainhands.outbox WHERE task_id = %s", task_id)
+    assert row == {"attempts": 0, "parked": None}
+
+
+@pytest.mark.promise("H6")
+@pytest.mark.hazard("14a")
+def test_a_row_that_one_relay_takes_holds_up_neither_another_relay_nor_a_commit_of_another_task(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    held, free = stage.add(session_id), stage.add(session_id)
+
+    with psycopg.connect(libpq_url(stage.database_url)) as relay:
+        relay.execute("SELECT 1 FROM brainhands.outbox WHERE task_id = %s FOR UPDATE", [held])
+        taken = take(stage)
+        stage.advance(free)
+
+    assert held not in taken
+    assert stage.status(free) == Status.DONE
+    assert held in take(stage)
+
+
+@pytest.mark.promise("H6")
+def test_relays_at_the_same_time_take_each_hint_once(stage: Stage) -> None:
+    session_id, _ = stage.session()
+
+    def add_many(draft: Any) -> None:
+        for _ in range(60):
+            draft.add(play_task(draft, new_task_id()))
+
+    stage.commit(session_id, add_many)
+
+    def drain(_: int) -> list[TaskId]:
+        mine: list[TaskId] = []
+        while batch := take(stage, room=7):
+            mine += batch
+        return mine
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = [task_id for mine in pool.map(drain, range(4)) for task_id in mine]
+
+    assert len(taken) == len(set(taken)) == 60
+
+
+@pytest.mark.promise("H7")
+def test_a_hint_goes_only_where_its_version_is_offered(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    task_id = stage.add(session_id)
+
+    assert task_id not in take(stage, offers=[{"name": PLAY, "low": 2, "high": 9}])
+    assert task_id not in take(stage, offers=[{"name": "other", "low": 1, "high": 1}])
+    assert task_id not in take(stage, offers=[])
+    assert task_id in take(stage, offers=[{"name": "other", "low": 1, "high": 1}, {"name": PLAY, "low": 0, "high": 3}])
+
+
+@pytest.mark.promise("H3")
+@pytest.mark.hazard("14", "10")
+def test_the_sweep_gives_a_task_its_missing_hint_back_and_removes_a_useless_one(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    lost, done = stage.add(session_id), stage.add(session_id)
+    stage.sql("CREATE TEMPORARY TABLE kept AS SELECT * FROM brainhands.outbox WHERE task_id = %s", done)
+    stage.advance(done)
+    stage.sql("INSERT INTO brainhands.outbox SELECT * FROM kept")
+    stage.sql("UPDATE brainhands.outbox SET created_at = now() - interval '1 minute'")
+    stage.sql("DELETE FROM brainhands.outbox WHERE task_id = %s", lost)
+
+    stage.sweep.sweep_once()
+
+    assert lost in stage.hinted()
+    assert done not in stage.hinted()
+    assert lost in take(stage)
+
+
+@pytest.mark.promise("H7", "D5")
+@pytest.mark.hazard("14c", "10")
+def test_a_task_whose_hint_was_set_aside_or_that_nobody_can_run_says_why(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    parked, foreign = stage.add(session_id), new_task_id()
+
+    def add_foreign(draft: Any) -> None:
+        task = play_task(draft, foreign)
+        draft.add(replace(task, requires=replace(task.requires, version=2)))
+
+    stage.commit(session_id, add_foreign)
+    stage.database.run(hints.park(parked, f"{hints.UNPUBLISHABLE}: broken"))
+    stage.sql("UPDATE brainhands.outbox SET created_at = now() - interval '1 minute'")
+    stage.sweep.sweep_once()
+    reasons = (stage.task(parked).blocked, stage.task(foreign).blocked)
+    hinted_while_blocked = stage.hinted()
+    stage.sweep.sweep_once()
+
+    assert reasons == (f"{hints.UNPUBLISHABLE}: broken", "no live worker offers play@2")
+    assert not {parked, foreign} & hinted_while_blocked
+    stage.advance(foreign)
+    assert stage.status(foreign) == Status.PENDING
+    assert stage.types(session_id).count("task_blocked") == 2
+
+    newer = stage.worker(offers=(Offer(name=PLAY, low=2, high=2),))
+    stage.sweep.sweep_once()
+    assert stage.task(foreign).blocked is None
+    assert foreign in stage.hinted()
+    stage.database.run(workers.leave(newer.info.id))
+
+
+@pytest.mark.promise("H3")
+def test_late_doubled_and_forged_hints_do_nothing(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    done, running, sleeping = (stage.add(session_id) for _ in range(3))
+    stage.advance(done)
+    stage.claim_and_die(running)
+    stage.advance(sleeping, nap)
+    before = stage.sql("SELECT * FROM brainhands.tasks ORDER BY id")
+    other = stage.worker()
+
+    for task_id in (done, running, sleeping, TaskId(session_id)):
+        stage.advance(task_id, finish("again"), worker=other)
+        stage.acts.clear()
+
+    assert stage.sql("SELECT * FROM brainhands.tasks ORDER BY id") == before

@@ -1,0 +1,90 @@
+"""The statements of every turn, pass and sweep find their rows by an index, however much has ended before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import RawCursor
+from psycopg.rows import scalar_row
+
+from shared.runtime.servers import Postgres
+from shared.runtime.settings import libpq_url
+from shared.store import attempts, commits, due, hints, reads, view
+from shared.store.database import Statement
+from tests.conftest import migrated, new_database
+from tests.store.filled import fill
+from tests.store.stage import stage_of
+
+LARGE = {"tasks", "events", "outbox", "inbox", "waits", "documents", "submissions", "attempts", "sessions"}
+SOME = UUID(int=1)
+VALUES: dict[str, object] = {
+    **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
+    **dict.fromkeys(("log_format", "last_seq", "requires_version", "after"), 1),
+    **dict.fromkeys(("last_hash", "digest"), b"0"),
+    **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
+    **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text"), "text"),
+    **dict.fromkeys(("checkpoint", "result", "output"), "null"),
+    **dict.fromkeys(("last_at", "phase_deadline", "lease_until", "deadline", "wake_at"), None),
+    "ids": [SOME, UUID(int=2)],
+    "owners": [SOME],
+    "fences": [1, 1],
+    "types": ["user_message"],
+    "names": ["play"],
+    "lows": [1],
+    "highs": [1],
+    "most": 500,
+    "room": 16,
+    "seconds": 30.0,
+    **dict.fromkeys(("ended", "cancel_wanted", "fail_fast"), True),
+}
+"""A value for each parameter; ids are what is left."""
+
+WHOLE = {
+    "due.FIND": {"inbox", "waits"},
+    "due.DROP_USELESS_HINTS": {"outbox"},
+    "due.ADD_MISSING_HINTS": {"outbox"},
+}
+"""The sweep judges all inputs that wait, all open waits and all hints; none of these has rows of work that ended."""
+
+STATEMENTS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": statement
+    for module in (attempts, commits, due, hints, reads, view)
+    for name, statement in vars(module).items()
+    if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text
+}
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: Postgres) -> Iterator[RawCursor[Any]]:
+    with new_database(postgres, template=migrated(postgres)) as url, stage_of(url) as stage:
+        fill(stage)
+        with psycopg.connect(libpq_url(url), autocommit=True) as connection:
+            yield RawCursor(connection, row_factory=scalar_row)
+
+
+def plan(cursor: RawCursor[Any], statement: Statement) -> dict[str, Any]:
+    given = {name: VALUES.get(name, SOME) for name in statement.sql.names}
+    call = statement(**{**given, **statement().parameters})
+    text = f"EXPLAIN (FORMAT JSON) {call.sql.text}"
+    found = cursor.execute(text.encode(), [call.parameters[name] for name in call.sql.names]).fetchall()[0][0]
+    return dict(found["Plan"])
+
+
+def scans(node: dict[str, Any]) -> Iterator[str]:
+    """Large tables that a plan reads from end to end."""
+    if node["Node Type"] == "Seq Scan" and node["Relation Name"] in LARGE:
+        yield node["Relation Name"]
+    for inner in node.get("Plans", []):
+        yield from scans(inner)
+
+
+@pytest.mark.promise("I10")
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+def test_a_statement_finds_its_rows_by_an_index(filled: RawCursor[Any], name: str) -> None:
+    found = plan(filled, STATEMENTS[name])
+
+    assert set(scans(found)) <= WHOLE.get(name, set()), found
