@@ -372,7 +372,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     task = run.task
     conversation = run.conversation
     (results,) = run.database.run(
-        reads.SEQS_AFTER(
+        reads.RESULTS_AFTER(
             session_id=task.session_id,
             conversation_id=task.conversation_id,
             after=task.checkpoint["output_seq"],

@@ -8,7 +8,9 @@ once is claimed in a commit of its own, so that an attempt which kills the proce
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -35,6 +37,10 @@ log = logger("worker")
 
 THEIRS = (*TRANSIENT, ServerUnavailable, Unsettled)
 """Errors that are not the phase's: Postgres is away, and the lease decides what becomes of the task."""
+
+
+CRASHES_BEFORE_ALONE = 2
+RESERVED_SECONDS = 10.0
 
 
 class _MustEnd(Exception):
@@ -67,6 +73,7 @@ class Worker:
         self.keeper = Keeper(database_url, info, lease_seconds=lease_seconds, ends_process=ends_process)
         self._busy: set[TaskId] = set()
         self._busy_lock = threading.Lock()
+        self._reserved_until = 0.0
 
     def advance(self, hints: Iterable[tuple[TaskId, SessionId]]) -> None:
         """Take each hinted task as far as this worker can; whatever fails is left to its lease and the sweep."""
@@ -81,23 +88,37 @@ class Worker:
                 self._leave(task_id)
 
     def _enter(self, task_id: TaskId) -> bool:
-        """A second hint for a task that this process is at does nothing."""
+        """A second hint for a task that this process is at does nothing, nor does any beside a task that runs alone."""
         with self._busy_lock:
-            if task_id in self._busy:
+            if task_id in self._busy or (self._busy and time.monotonic() < self._reserved_until):
                 return False
             self._busy.add(task_id)
             return True
 
+    def _may_share(self, task: Task) -> bool:
+        """A task that was in two crashes runs only where nothing else does, so that it takes no neighbour with it.
+
+        A process that is not empty takes nothing new for a while, so that the next hint finds it so.
+        """
+        if task.phase_attempts < CRASHES_BEFORE_ALONE:
+            return True
+        with self._busy_lock:
+            alone = len(self._busy) == 1
+            self._reserved_until = math.inf if alone else time.monotonic() + RESERVED_SECONDS
+        return alone
+
     def _leave(self, task_id: TaskId) -> None:
         with self._busy_lock:
             self._busy.discard(task_id)
+            if self._reserved_until == math.inf:
+                self._reserved_until = 0.0
 
     def _advance(self, task_id: TaskId) -> None:
         look = reads.look(self.database, task_id)
         if look is None or look.task.status is not Status.PENDING or look.task.blocked is not None:
             return
         kind = self._registry.find(look.task)
-        if kind is None or look.task.phase not in kind.phases:
+        if kind is None or look.task.phase not in kind.phases or not self._may_share(look.task):
             return
         try:
             task = self._claim(look, kind)

@@ -53,7 +53,7 @@ CONTEXT = Statement(
     )
     .order_by(events.c.seq)
 )
-SEQS_AFTER = Statement(
+RESULTS_AFTER = Statement(
     select(events.c.seq)
     .where(
         events.c.session_id == bindparam("session_id"),
