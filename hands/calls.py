@@ -228,7 +228,11 @@ def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
     if task.checkpoint["runs"] > tool.retries:
         error = f"{task.checkpoint.get('error', 'the worker died')} (after {task.checkpoint['runs']} attempts)"
         return Step(partial(_refuse, task=task, error=error))
-    return Step(lambda _draft: Next("again", checkpoint={**task.checkpoint, "look_ups": 0}))
+    checkpoint = {**task.checkpoint, "look_ups": 0}
+    if "error" not in checkpoint:
+        return Step(lambda _draft: Next("again", checkpoint=checkpoint))
+    seconds = backoff_seconds(task.checkpoint["runs"], spread=random.random())
+    return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint=checkpoint))
 
 
 def _ask_later(task: Task, error: str) -> Step:

@@ -10,6 +10,7 @@ from celery import Celery
 from kombu import Queue
 
 from shared.bus import transport
+from shared.bus.events import BatchedEvents
 
 
 def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
@@ -50,4 +51,5 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
         enable_utc=True,
         timezone="UTC",
     )
+    app.steps["consumer"].add(BatchedEvents)
     return app

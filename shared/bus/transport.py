@@ -24,6 +24,15 @@ class Channel(redis.Channel):
 
     ack_emulation = False
     do_restore = False
+    _publishing: Any = None
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """One client for all that is published: kombu makes one for each message, which costs more than sending it."""
+        if asynchronous:
+            return super()._create_client(asynchronous=True)  # type: ignore[misc]
+        if self._publishing is None or self._publishing.connection_pool is not self.pool:
+            self._publishing = super()._create_client()  # type: ignore[misc]
+        return self._publishing
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

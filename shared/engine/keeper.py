@@ -180,7 +180,7 @@ class Keeper:
                     continue
                 if (task_id, fence) not in still_owned:
                     held.lost = True
-                    log.warning("lease_lost", task=task_id, fence=fence)
+                    log.info("lease_lost", task=task_id, fence=fence)
                 elif still_owned[task_id, fence] and not held.cancelled:
                     held.cancelled = True
                     held.until = min(held.until, time.monotonic() + CANCEL_SECONDS)

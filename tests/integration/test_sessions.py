@@ -169,6 +169,7 @@ def ends_of(events: list[Event]) -> list[Event]:
 
 
 @pytest.mark.promise("H7")
+@pytest.mark.slow
 def test_a_session_waits_for_its_agent_with_a_reason_and_keeps_the_version_it_began_with(
     fleet_of_sessions: Fleet,
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_look_up_that_fails_or_does_not_know_is_asked_again_later_and_then_bel
 
 @pytest.mark.promise("F6", "G3")
 @pytest.mark.crash
+@pytest.mark.slow
 def test_what_no_look_up_can_settle_is_shown_as_unknown_and_neither_repeated_nor_skipped(tools: Fleet) -> None:
     receipt = call(tools, "hold_reconcile", {"name": "mystery"})
     tools.wait_for_effect("holding mystery")
