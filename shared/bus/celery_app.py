@@ -22,7 +22,7 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
             "socket_timeout": 5,
             "socket_connect_timeout": 3,
             "socket_keepalive": True,
-            "health_check_interval": 15,
+            "health_check_interval": 5,
             "max_retries": 2,
             "interval_start": 0,
             "interval_step": 0.2,
