@@ -5,7 +5,7 @@ from hands.flow import Flow, phase
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.tool import tool
 from shared.model.document import Document
-from shared.model.task import Done, Fail, Next, Sleep, Wait
+from shared.model.task import Done, Fail, Next, Sleep, Wait, WaitSignal
 
 __all__ = [
     "Document",
@@ -20,6 +20,7 @@ __all__ = [
     "ToolError",
     "Unknown",
     "Wait",
+    "WaitSignal",
     "phase",
     "tool",
 ]

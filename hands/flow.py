@@ -31,13 +31,13 @@ from shared.errors import BadDefinition
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
 from shared.model.json import Json, clean, clean_text
-from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait
+from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait, WaitSignal
 from shared.model.tool import ToolSpec
 
 DEFAULT_PHASE_SECONDS = 60.0
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
-FlowTransition: TypeAlias = Next | Sleep | Wait | Done | Fail
+FlowTransition: TypeAlias = Next | Sleep | Wait | WaitSignal | Done | Fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,7 @@ class Flow:
         task_id: TaskId,
         arguments: object,
         checkpoint: Json,
+        signal: Json,
         read_document: DocumentReader,
         read_result: Callable[[TaskId], TaskResult | None],
         write_progress: Callable[[str], None],
@@ -166,6 +167,8 @@ class Flow:
         """The validated input, one attribute each."""
         self.checkpoint = checkpoint
         """What the last phase left for this one."""
+        self.signal = signal
+        """The last signal that was waited for, as {"name", "key", "payload"}; None if its deadline passed."""
         self._arguments = arguments
         self._read_document = read_document
         self._read_result = read_result
@@ -275,7 +278,7 @@ def _phase(name: str, function: Callable[..., Any], owner: str) -> Phase:
     return Phase(name, function, getattr(function, _MARK))
 
 
-_TAKEN = frozenset(dir(Flow)) | {"definition", "task_id", "input", "checkpoint"}
+_TAKEN = frozenset(dir(Flow)) | {"definition", "task_id", "input", "checkpoint", "signal"}
 
 
 def _inputs(phase: Phase, owner: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
@@ -321,16 +324,22 @@ def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> Flow
                     f"{definition.name}.{phase.name} returned {returned}", "give finite seconds or an aware time"
                 )
             return _going_on(returned, definition)
+        case WaitSignal():
+            if not returned.name or not 0 < returned.seconds < math.inf:
+                raise BadDefinition(
+                    f"{definition.name}.{phase.name} returned {returned}", "give a name and the seconds of its deadline"
+                )
+            return _going_on(returned, definition)
         case Next():
             return _going_on(returned, definition)
         case _:
             raise BadDefinition(
                 f"{definition.name}.{phase.name} returned {type(returned).__name__}",
-                "a phase returns Next, Sleep, Wait, Done or Fail",
+                "a phase returns Next, Sleep, Wait, WaitSignal, Done or Fail",
             )
 
 
-GoingOn = TypeVar("GoingOn", Next, Sleep, Wait)
+GoingOn = TypeVar("GoingOn", Next, Sleep, Wait, WaitSignal)
 
 
 def _going_on(transition: GoingOn, definition: FlowDefinition) -> GoingOn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from shared.model.document import Document, StoredDocument
 from shared.model.event import TaskPhase, ToolCallError, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
-from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait
+from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
 from shared.model.tool import ToolSpec
 from shared.store import reads, workers
 from shared.store.database import Database
@@ -78,6 +79,7 @@ def _enter(flow: type[Flow], name: str, run: Run) -> Step:
         task_id=task.id,
         arguments=task.checkpoint["call"]["arguments"],
         checkpoint=task.checkpoint["author"],
+        signal=task.checkpoint.get("signal"),
         read_document=partial(_read_document, run.database, task),
         read_result=partial(_read_result, run.database, task),
         write_progress=run.progress,
@@ -148,6 +150,8 @@ def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, To
         case Sleep(phase=phase, checkpoint=checkpoint):
             moved = _moved(draft, task, phase, "sleeping", checkpoint)
             return Sleep(transition.seconds, phase, moved, transition.until)
+        case WaitSignal(phase=phase, checkpoint=checkpoint):
+            return replace(transition, checkpoint=_moved(draft, task, phase, "waiting", checkpoint))
         case Wait(tasks=tasks, phase=phase, checkpoint=checkpoint):
             return Wait(tasks, phase, _moved(draft, task, phase, "waiting", checkpoint), transition.fail_fast)
 

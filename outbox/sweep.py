@@ -97,8 +97,10 @@ class Sweep:
                 draft.change(moves.wake(task))
             case Due.EXPIRE if task.status is Status.RUNNING and task.lease_until and task.lease_until < draft.now:
                 endings.end_attempt(draft, task, _how_it_ended(draft, task), self._restart_limit)
-            case Due.READY if task.status is Status.WAITING and not draft.view.open_dependencies(task.id):
+            case Due.READY if _waits_for_tasks(task) and not draft.view.open_dependencies(task.id):
                 draft.end_wait(task)
+            case Due.MISS if task.signal_name is not None and task.wake_at is not None and task.wake_at <= draft.now:
+                draft.miss_signal(task)
             case Due.COMPLETE if task.status is Status.COMPLETING and not draft.view.open_children(task.id):
                 assert task.outcome is not None
                 draft.finish(task, task.outcome, result=task.result, error=task.error)
@@ -117,6 +119,10 @@ def _how_it_ended(draft: Draft, task: Task) -> str:
     if task.deadline is not None and task.deadline <= draft.now:
         return "it ran past its deadline"
     return "its worker died or was cut off"
+
+
+def _waits_for_tasks(task: Task) -> bool:
+    return task.status is Status.WAITING and task.signal_name is None
 
 
 def _cause(task: Task) -> list[int]:

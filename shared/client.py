@@ -22,7 +22,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance, stopping
+from shared.engine import acceptance, signalling, stopping
 from shared.engine.ledger import Ledger
 from shared.errors import (
     BadInput,
@@ -44,7 +44,8 @@ from shared.model.ids import (
     new_submission_id,
     new_uuid,
 )
-from shared.model.json import clean_text, digest
+from shared.model.json import Json, clean, clean_text, digest
+from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
 from shared.runtime.settings import addresses
 from shared.store import reads
@@ -57,6 +58,7 @@ Read = TypeVar("Read")
 INPUT_LIMIT = 1_000_000
 """Characters of one input."""
 
+SIGNAL_BYTES = 256 * 1024
 ALL = 2**31 - 1
 NAME_LIMIT = 500
 """Characters of a request_id or an agent's name."""
@@ -210,6 +212,29 @@ class Client:
         if known is None or reads.session(self._database, self.tenant, known.session_id) is None:
             raise UnknownTask(task_id)
         return stopping.cancel_task(self._ledger, known, reason)
+
+    def signal(
+        self,
+        session: SessionId | UUID | str,
+        name: str,
+        payload: Json = None,
+        *,
+        key: str = "",
+        request_id: str | None = None,
+    ) -> SignalReceipt:
+        """Tell a session something, durably, whether or not somebody waits for it yet; it is taken once.
+
+        The same request_id with the same signal is stored once. Raises BadInput and its kinds.
+        """
+        return signalling.send(
+            self._ledger,
+            self.tenant,
+            self._known(session),
+            name=_name(name, "name"),
+            key=clean_text(key)[:NAME_LIMIT],
+            payload=clean(payload, limit=SIGNAL_BYTES),
+            request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+        )
 
     def close(self) -> None:
         """Give back the connections."""

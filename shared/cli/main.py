@@ -10,6 +10,7 @@ from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.show import sessions, show
+from shared.cli.signal import signal
 from shared.cli.submit import submit, watch
 from shared.cli.up import up
 from shared.cli.verify import verify
@@ -24,7 +25,22 @@ commands = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (up, brain, hands, relay, flower, migrate, submit, cancel, watch, sessions, show, verify, doctor):
+for command in (
+    up,
+    brain,
+    hands,
+    relay,
+    flower,
+    migrate,
+    submit,
+    cancel,
+    signal,
+    watch,
+    sessions,
+    show,
+    verify,
+    doctor,
+):
     commands.command()(command)
 
 

@@ -17,10 +17,20 @@ from shared.engine.definition import Step
 from shared.kernel import chain, intake, moves
 from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, NewWait, SubmissionEnd, TaskChange
 from shared.model.document import StoredDocument
-from shared.model.event import Event, Payload, SubmissionDone, TaskCreated, UserMessage
-from shared.model.ids import ConversationId, SubmissionId, TaskId, WorkerId, new_task_id
+from shared.model.event import (
+    Event,
+    Payload,
+    SignalMissed,
+    SignalReceived,
+    SignalTaken,
+    SubmissionDone,
+    TaskCreated,
+    UserMessage,
+)
+from shared.model.ids import ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
 from shared.model.json import Json, canonical, clean
 from shared.model.session import Conversation, Inbox
+from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Attempt, Outcome, Requirement, Status, Task
 from shared.store.view import View
@@ -61,6 +71,8 @@ class Draft:
         self._new_submissions: list[Submission] = []
         self._submissions_started: list[SubmissionId] = []
         self._submissions_ended: list[SubmissionEnd] = []
+        self._new_signals: list[tuple[Signal, bytes]] = []
+        self._signals_taken: list[tuple[SignalId, TaskId]] = []
         self._inbox: list[InboxEntry] = []
         self._inbox_taken: list[SubmissionId] = []
         self._hint_delays: dict[TaskId, float] = {}
@@ -177,6 +189,44 @@ class Draft:
             NewWait(waiter_id=waiter.id, dependency_id=each, fail_fast=fail_fast)
             for each in dict.fromkeys(dependencies)
         ]
+
+    def wait_for_signal(self, waiter: Task) -> None:
+        """Let a waiting task go on at once if its signal has come already."""
+        assert waiter.signal_name is not None
+        assert waiter.signal_key is not None
+        signal = self.view.next_signal(waiter.signal_name, waiter.signal_key)
+        if signal is not None:
+            self._signals_taken.append((signal.id, waiter.id))
+            self._take_signal(waiter, signal)
+
+    def send_signal(self, signal: Signal, request_digest: bytes) -> bool:
+        """Store a signal and let who has waited longest for it go on; whether somebody did."""
+        waiter = self.view.signal_waiter(signal.name, signal.key)
+        seq = self.event(
+            SignalReceived(signal=str(signal.id), name=signal.name, key=signal.key, content=signal.payload), causes=()
+        )
+        taken_by = None
+        if waiter is not None:
+            taken_by = waiter.id
+            self.load([waiter])
+            self._take_signal(waiter, replace(signal, seq=seq))
+        stored = replace(signal, seq=seq, sent_at=self.now, taken_by=taken_by)
+        self._new_signals.append((stored, request_digest))
+        return waiter is not None
+
+    def miss_signal(self, waiter: Task) -> None:
+        """The deadline of a wait for a signal has passed: the task goes on without it."""
+        assert waiter.signal_name is not None
+        assert waiter.signal_key is not None
+        payload = SignalMissed(name=waiter.signal_name, key=waiter.signal_key)
+        self.event(payload, causes=[waiter.cause] if waiter.cause else (), task=waiter)
+        self.change(moves.signalled(waiter, None))
+
+    def _take_signal(self, waiter: Task, signal: Signal) -> None:
+        payload = SignalTaken(signal=str(signal.id), name=signal.name, key=signal.key)
+        self.event(payload, causes=[signal.seq], task=waiter)
+        told = {"name": signal.name, "key": signal.key, "payload": signal.payload}
+        self.change(moves.signalled(waiter, told))
 
     def end_wait(self, waiter: Task) -> None:
         """Nothing that the task waits for is open any more."""
@@ -321,6 +371,8 @@ class Draft:
             new_submissions=tuple(self._new_submissions),
             submissions_started=tuple(self._submissions_started),
             submissions_ended=tuple(self._submissions_ended),
+            new_signals=tuple(self._new_signals),
+            signals_taken=tuple(self._signals_taken),
             inbox=tuple(self._inbox),
             inbox_taken=tuple(self._inbox_taken),
             hint_delays=self._hint_delays,

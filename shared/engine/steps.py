@@ -9,7 +9,7 @@ from shared.engine.definition import Kind
 from shared.engine.draft import Draft
 from shared.kernel import moves
 from shared.model.json import Json, clean
-from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait
+from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait, WaitSignal
 
 
 def move(
@@ -50,6 +50,14 @@ def move(
             waiting = moves.wait(owned, phase=transition.phase, checkpoint=checkpoint)
             draft.change(waiting)
             draft.wait(waiting, transition.tasks, fail_fast=transition.fail_fast)
+        case WaitSignal(name=name, key=key):
+            until = draft.now + timedelta(seconds=transition.seconds)
+            checkpoint = _checkpoint(transition.checkpoint, owned)
+            waiting = moves.wait_for_signal(
+                owned, phase=transition.phase, checkpoint=checkpoint, name=name, key=key, until=until
+            )
+            draft.change(waiting)
+            draft.wait_for_signal(waiting)
         case Done():
             draft.finish(owned, Outcome.SUCCEEDED, result=clean(transition.result))
         case Fail():

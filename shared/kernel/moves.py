@@ -122,8 +122,19 @@ def wait(task: Task, *, phase: str, checkpoint: Json) -> Task:
     return _give_up(task, Move.WAIT, step=task.step + 1, phase=phase, checkpoint=checkpoint, phase_attempts=0)
 
 
+def wait_for_signal(task: Task, *, phase: str, checkpoint: Json, name: str, key: str, until: datetime) -> Task:
+    waiting = wait(task, phase=phase, checkpoint=checkpoint)
+    return replace(waiting, signal_name=name, signal_key=key, wake_at=until)
+
+
 def ready(task: Task) -> Task:
     return _move(task, Move.READY)
+
+
+def signalled(task: Task, signal: Json) -> Task:
+    """The task goes on with a signal, or without one (None), which its next phase finds in the checkpoint."""
+    checkpoint = {**task.checkpoint, "signal": signal}
+    return _move(task, Move.READY, checkpoint=checkpoint, signal_name=None, signal_key=None, wake_at=None)
 
 
 def complete(task: Task, *, outcome: Outcome, result: Json, error: str | None) -> Task:
@@ -162,6 +173,8 @@ def _decide(task: Task, move: Move, outcome: Outcome, result: Json, error: str |
         result=result,
         error=error,
         wake_at=None,
+        signal_name=None,
+        signal_key=None,
         blocked=None,
     )
 

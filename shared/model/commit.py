@@ -7,8 +7,9 @@ from datetime import datetime
 
 from shared.model.document import StoredDocument
 from shared.model.event import Event
-from shared.model.ids import SubmissionId, TaskId
+from shared.model.ids import SignalId, SubmissionId, TaskId
 from shared.model.session import Conversation, Session
+from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Attempt, Outcome, Status, Task
 
@@ -102,6 +103,9 @@ class Commit:
     new_submissions: tuple[Submission, ...] = ()
     submissions_started: tuple[SubmissionId, ...] = ()
     submissions_ended: tuple[SubmissionEnd, ...] = ()
+    new_signals: tuple[tuple[Signal, bytes], ...] = ()
+    """New signals, each with the digest of its request."""
+    signals_taken: tuple[tuple[SignalId, TaskId], ...] = ()
     inbox: tuple[InboxEntry, ...] = ()
     inbox_taken: tuple[SubmissionId, ...] = ()
     hint_delays: dict[TaskId, float] = field(default_factory=dict)

@@ -220,6 +220,31 @@ class TaskCancelled(Payload):
     phase: str
 
 
+class SignalReceived(Payload):
+    event_type = "signal_received"
+    signal: str
+    name: str
+    key: str
+    content: Json
+
+
+class SignalTaken(Payload):
+    """A task went on with a signal."""
+
+    event_type = "signal_taken"
+    signal: str
+    name: str
+    key: str
+
+
+class SignalMissed(Payload):
+    """A task went on without the signal that it had waited for until its deadline."""
+
+    event_type = "signal_missed"
+    name: str
+    key: str
+
+
 class TaskBlocked(Payload):
     event_type = "task_blocked"
     kind: str
@@ -264,6 +289,9 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         TaskPhase,
         TaskRecovered,
         TaskFailed,
+        SignalReceived,
+        SignalTaken,
+        SignalMissed,
         CancelRequested,
         TaskCancelled,
         TaskBlocked,

@@ -12,6 +12,7 @@ ConversationId = NewType("ConversationId", UUID)
 TaskId = NewType("TaskId", UUID)
 SubmissionId = NewType("SubmissionId", UUID)
 WorkerId = NewType("WorkerId", UUID)
+SignalId = NewType("SignalId", UUID)
 
 
 def new_uuid() -> UUID:
@@ -42,6 +43,10 @@ def new_task_id() -> TaskId:
 
 def new_submission_id() -> SubmissionId:
     return SubmissionId(new_uuid())
+
+
+def new_signal_id() -> SignalId:
+    return SignalId(new_uuid())
 
 
 def new_worker_id() -> WorkerId:

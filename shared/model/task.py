@@ -71,6 +71,9 @@ class Task:
     deadline: datetime | None = None
     """When the present phase must have ended; no lease is renewed past it."""
     wake_at: datetime | None = None
+    signal_name: str | None = None
+    signal_key: str | None = None
+    """The signal that a waiting task waits for, until `wake_at`."""
     blocked: str | None = None
     cancel_wanted: bool = False
     """The task shall end; while it runs, its owner is told."""
@@ -128,6 +131,17 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitSignal:
+    """Go on with `phase` when the signal comes or has come, or without it after `seconds`."""
+
+    name: str
+    phase: str
+    seconds: float
+    key: str = ""
+    checkpoint: Json = None
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The task succeeded with `result`."""
 
@@ -149,7 +163,7 @@ class Interrupt:
     error: str
 
 
-Transition: TypeAlias = Next | Sleep | Wait | Done | Fail | Interrupt
+Transition: TypeAlias = Next | Sleep | Wait | WaitSignal | Done | Fail | Interrupt
 
 Final: TypeAlias = Done | Fail | Interrupt
 """What ends the task, also one that is to be cancelled: a completion that comes first wins."""

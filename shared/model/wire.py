@@ -9,6 +9,7 @@ from uuid import UUID
 from shared.model.event import Event
 from shared.model.json import Json
 from shared.model.session import Conversation, Session
+from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Receipt, Submission
 from shared.model.task import Task
 
@@ -117,6 +118,15 @@ def receipt(value: Receipt) -> dict[str, Json]:
         "request_id": value.request_id,
         "status": value.status,
         "head": value.head,
+    }
+
+
+def signal_receipt(value: SignalReceipt) -> dict[str, Json]:
+    return {
+        "signal_id": _id(value.signal_id),
+        "session_id": _id(value.session_id),
+        "request_id": value.request_id,
+        "taken": value.taken,
     }
 
 

@@ -22,6 +22,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_update
 from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit, Guard, InboxEntry, NewAttempt
 from shared.model.ids import SessionId, TaskId
+from shared.model.json import canonical
 from shared.model.submission import Submission
 from shared.model.task import Status, Task
 from shared.runtime.logs import logger
@@ -35,6 +36,7 @@ from shared.store.tables import (
     inbox,
     outbox,
     sessions,
+    signals,
     submissions,
     tasks,
     waits,
@@ -227,6 +229,17 @@ END_SUBMISSION = Statement(
         done_at=func.clock_timestamp(),
     )
 )
+_SIGNAL_COLUMNS = ("id", "session_id", "name", "key", "payload", "request_digest", "seq", "sent_at", "taken_by")
+INSERT_SIGNAL = Statement(
+    insert_or_update(signals)
+    .values({name: bindparam(name) for name in _SIGNAL_COLUMNS})
+    .on_conflict_do_nothing(index_elements=["request_digest"])
+)
+TAKE_SIGNAL = Statement(
+    update(signals)
+    .where(signals.c.id == bindparam("signal_id"), signals.c.taken_by.is_(None))
+    .values(taken_by=bindparam("task_id"))
+)
 INSERT_INBOX = Statement(
     insert(inbox).values(
         {name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "mode", "text")}
@@ -310,6 +323,23 @@ def _additions(commit: Commit) -> list[Call]:
             submission_id=each.submission_id, outcome=each.outcome, output=each.output_text, error=each.error
         ).must_touch(1)
         for each in commit.submissions_ended
+    ]
+    calls += [
+        INSERT_SIGNAL(
+            id=signal.id,
+            session_id=signal.session_id,
+            name=signal.name,
+            key=signal.key,
+            payload=canonical(signal.payload),
+            request_digest=digest,
+            seq=signal.seq,
+            sent_at=signal.sent_at,
+            taken_by=signal.taken_by,
+        ).must_touch(1)
+        for signal, digest in commit.new_signals
+    ]
+    calls += [
+        TAKE_SIGNAL(signal_id=signal_id, task_id=task_id).must_touch(1) for signal_id, task_id in commit.signals_taken
     ]
     calls += [INSERT_INBOX(**rows.inbox_row(each)) for each in commit.inbox]
     calls += [TAKE_INBOX(submission_id=each).must_touch(1) for each in commit.inbox_taken]

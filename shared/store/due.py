@@ -27,6 +27,7 @@ class Due(StrEnum):
     WAKE = "wake"
     EXPIRE = "expire"
     READY = "ready"
+    MISS = "miss"
     COMPLETE = "complete"
     BLOCK = "block"
     UNBLOCK = "unblock"
@@ -83,7 +84,10 @@ FIND = Statement(
             for each in (
                 _candidates(Due.WAKE, tasks.c.status == "sleeping", tasks.c.wake_at <= _NOW),
                 _candidates(Due.EXPIRE, tasks.c.status == "running", tasks.c.lease_until < _NOW),
-                _candidates(Due.READY, tasks.c.status == "waiting", ~_OPEN_DEPENDENCY),
+                _candidates(Due.READY, tasks.c.status == "waiting", tasks.c.signal_name.is_(None), ~_OPEN_DEPENDENCY),
+                _candidates(
+                    Due.MISS, tasks.c.status == "waiting", tasks.c.signal_name.is_not(None), tasks.c.wake_at <= _NOW
+                ),
                 _candidates(Due.COMPLETE, tasks.c.status == "completing", ~_OPEN_CHILD),
                 _candidates(
                     Due.BLOCK,

@@ -3,7 +3,7 @@
 Every unfinished task has a next mover that is not overdue. What counts as one, by status:
 
 - running: a lease, which no renewal extends past its phase's deadline (a CHECK says so);
-- sleeping: a wake time;
+- sleeping, and waiting for a signal: a wake time;
 - pending: a stated reason why it is blocked, or a hint that is not parked;
 - waiting and completing: an open task that it waits for or owns, from which the chain of such tasks leads to one of
   another status. Two tasks that wait for each other have none.
@@ -147,7 +147,8 @@ def _grounded() -> CTE:
         .join(owned, owned.c.owner_id == tasks.c.id)
         .where(tasks.c.status == "completing", owned.c.status != "done"),
     ).cte("edges")
-    by_itself = or_(*(tasks.c.status == status for status in ("pending", "running", "sleeping")))
+    states = (tasks.c.status == status for status in ("pending", "running", "sleeping"))
+    by_itself = or_(*states, tasks.c.signal_name.is_not(None))
     grounded = select(tasks.c.id).where(by_itself).cte("grounded", recursive=True)
     return grounded.union(select(edges.c.id).join(grounded, grounded.c.id == edges.c.on))
 
@@ -162,7 +163,7 @@ def _without_mover() -> Select[Any]:
     hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~idle)))
     moves = case(
         (tasks.c.status == "running", tasks.c.lease_until > _LATE),
-        (tasks.c.status == "sleeping", tasks.c.wake_at > _LATE),
+        (tasks.c.wake_at.is_not(None), tasks.c.wake_at > _LATE),
         (tasks.c.status == "pending", or_(tasks.c.blocked.is_not(None), func.coalesce(hint_moves, False))),
         else_=tasks.c.id.in_(select(grounded.c.id)),
     )

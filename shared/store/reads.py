@@ -13,11 +13,12 @@ from shared.model.document import StoredDocument
 from shared.model.event import Event
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.session import Conversation, Session
+from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import rows
 from shared.store.database import Call, Database, Result, Row, Statement
-from shared.store.tables import conversations, documents, events, inbox, outbox, sessions, submissions, tasks
+from shared.store.tables import conversations, documents, events, inbox, outbox, sessions, signals, submissions, tasks
 from shared.store.view import LATEST_DOCUMENT
 
 OBSERVER_SECONDS = 2.0
@@ -113,6 +114,7 @@ SUBMISSION = Statement(
     )
 )
 SUBMISSION_BY_REQUEST = Statement(select(submissions).where(submissions.c.request_digest == bindparam("digest")))
+SIGNAL_BY_REQUEST = Statement(select(signals).where(signals.c.request_digest == bindparam("digest")))
 TASK = Statement(select(tasks).where(tasks.c.id == bindparam("task_id")))
 USAGE = Statement(
     select(
@@ -196,6 +198,12 @@ def event_page(database: Database, session_id: SessionId, after: int, most: int 
 def submission(database: Database, tenant: str, submission_id: SubmissionId) -> Submission | None:
     (result,) = _read(database, SUBMISSION(submission_id=submission_id, tenant=tenant))
     return None if result.first is None else rows.submission(result.first)
+
+
+def signal_by_request(database: Database, digest: bytes) -> Signal | None:
+    """What an earlier sending with this request_id stored."""
+    (result,) = database.run(SIGNAL_BY_REQUEST(digest=digest))
+    return None if result.first is None else rows.signal(result.first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from shared.model.document import StoredDocument
 from shared.model.event import Event
 from shared.model.json import canonical
 from shared.model.session import Conversation, Inbox, Session
+from shared.model.signal import Signal
 from shared.model.submission import Mode, Submission, SubmissionStatus
 from shared.model.task import Attempt, Outcome, Requirement, Status, Task
 from shared.model.tool import ToolSpec
@@ -88,6 +89,8 @@ MUTABLE_TASK_COLUMNS = (
     "lease_until",
     "deadline",
     "wake_at",
+    "signal_name",
+    "signal_key",
     "blocked",
     "cancel_wanted",
     "requires_version",
@@ -125,6 +128,10 @@ def event(row: Row) -> Event:
 def event_row(value: Event) -> dict[str, Any]:
     fields = _fields(value)
     return {**fields, "payload": fields.pop("payload_text"), "causes": list(value.causes)}
+
+
+def signal(row: Row) -> Signal:
+    return Signal(**{name: value for name, value in row.items() if name != "request_digest"})
 
 
 def document(row: Row) -> StoredDocument:

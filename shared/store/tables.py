@@ -142,6 +142,8 @@ tasks = Table(
     Column("lease_until", Time),
     Column("deadline", Time),
     Column("wake_at", Time),
+    Column("signal_name", Text),
+    Column("signal_key", Text),
     Column("blocked", Text),
     Column("cancel_wanted", Boolean, nullable=False),
     Column("created_at", Time, nullable=False),
@@ -156,7 +158,14 @@ tasks = Table(
         " ELSE worker_id IS NULL AND lease_until IS NULL AND deadline IS NULL END",
         name="lease_when_running",
     ),
-    CheckConstraint("(status = 'sleeping') = (wake_at IS NOT NULL)", name="wake_when_sleeping"),
+    CheckConstraint(
+        "(status = 'sleeping' OR (status = 'waiting' AND signal_name IS NOT NULL)) = (wake_at IS NOT NULL)",
+        name="wake_when_sleeping",
+    ),
+    CheckConstraint(
+        "(signal_name IS NULL) = (signal_key IS NULL) AND (signal_name IS NULL OR status = 'waiting')",
+        name="signal_when_waiting",
+    ),
     CheckConstraint("blocked IS NULL OR status = 'pending'", name="blocked_when_pending"),
     CheckConstraint("NOT cancel_wanted OR status IN ('running', 'completing', 'done')", name="cancel_when_running"),
     CheckConstraint("owner_id IS NULL OR owner_id <> id", name="owner"),
@@ -164,7 +173,14 @@ tasks = Table(
     Index(None, "session_id"),
     Index("tasks_open_by_owner_idx", "owner_id", postgresql_where=text("status <> 'done'")),
     Index("tasks_unfinished_idx", "status", postgresql_where=text("status <> 'done'")),
-    Index("tasks_wake_at_idx", "wake_at", postgresql_where=text("status = 'sleeping'")),
+    Index("tasks_wake_at_idx", "wake_at", postgresql_where=text("wake_at IS NOT NULL")),
+    Index(
+        "tasks_signal_idx",
+        "session_id",
+        "signal_name",
+        "signal_key",
+        postgresql_where=text("signal_name IS NOT NULL"),
+    ),
     Index("tasks_running_idx", "id", postgresql_where=text("status = 'running'")),
     Index("tasks_blocked_idx", "requires_name", postgresql_where=text("blocked IS NOT NULL")),
     Index(
@@ -228,6 +244,23 @@ submissions = Table(
         "(status = 'done') = (outcome IS NOT NULL) AND (status = 'done') = (done_at IS NOT NULL)",
         name="outcome_when_done",
     ),
+    Index(None, "session_id"),
+)
+
+signals = Table(
+    "signals",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("session_id", Uuid, ForeignKey(sessions.c.id), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("payload", JSON, nullable=False),
+    Column("request_digest", LargeBinary, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("sent_at", Time, nullable=False),
+    Column("taken_by", Uuid),
+    UniqueConstraint("request_digest"),
+    Index("signals_waiting_idx", "session_id", "name", "key", postgresql_where=text("taken_by IS NULL")),
     Index(None, "session_id"),
 )
 

@@ -13,10 +13,11 @@ from shared.errors import UnknownSession
 from shared.model.document import StoredDocument
 from shared.model.ids import ConversationId, SessionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
+from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import rows
 from shared.store.database import Row, Statement, Transaction
-from shared.store.tables import attempts, conversations, documents, inbox, sessions, tasks, waits
+from shared.store.tables import attempts, conversations, documents, inbox, sessions, signals, tasks, waits
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -86,6 +87,25 @@ STEERING = Statement(
     select(inbox)
     .where(inbox.c.conversation_id == bindparam("conversation_id"), inbox.c.mode == "steer")
     .order_by(inbox.c.position)
+)
+_SIGNALLED = (
+    tasks.c.session_id == bindparam("session_id"),
+    tasks.c.signal_name == bindparam("name"),
+    tasks.c.signal_key == bindparam("key"),
+)
+LOCK_SIGNAL_WAITER = Statement(
+    select(tasks).where(*_SIGNALLED).order_by(tasks.c.id).limit(1).with_for_update(key_share=True)
+)
+NEXT_SIGNAL = Statement(
+    select(signals)
+    .where(
+        signals.c.session_id == bindparam("session_id"),
+        signals.c.name == bindparam("name"),
+        signals.c.key == bindparam("key"),
+        signals.c.taken_by.is_(None),
+    )
+    .order_by(signals.c.seq)
+    .limit(1)
 )
 ACTIVE_GENERATION = Statement(
     select(tasks.c.id).where(
@@ -193,6 +213,16 @@ class View:
             None if entry.first is None else rows.inbox(entry.first),
             bool(active.rows),
         )
+
+    def signal_waiter(self, name: str, key: str) -> Task | None:
+        """The task that has waited longest for such a signal."""
+        (result,) = self._open.run(LOCK_SIGNAL_WAITER(session_id=self.session.id, name=name, key=key))
+        return None if result.first is None else rows.task(result.first)
+
+    def next_signal(self, name: str, key: str) -> Signal | None:
+        """The oldest such signal that nobody has taken."""
+        (result,) = self._open.run(NEXT_SIGNAL(session_id=self.session.id, name=name, key=key))
+        return None if result.first is None else rows.signal(result.first)
 
     def steering(self, conversation_id: ConversationId) -> list[Inbox]:
         """Inputs that shall join the conversation's present work, oldest first."""

@@ -7,6 +7,6 @@ worker = Agent(
     name="worker",
     version=1,
     instructions="Do as you are told.",
-    tools=["echo", "note", "send_unsafe", "send_safe", "send_reconcile", "flaky", "slow", "batch", "race"],
+    tools=["echo", "note", "send_unsafe", "send_safe", "send_reconcile", "flaky", "slow", "batch", "race", "payment"],
     request_seconds=20,
 )

@@ -19,6 +19,7 @@ from hands import (
     ToolError,
     Unknown,
     Wait,
+    WaitSignal,
     phase,
     tool,
 )
@@ -150,3 +151,15 @@ class Race(Flow, name="race", version=1):
     def tell(self) -> object:
         slow, failing = (self.result(TaskId(UUID(child))).outcome for child in self.checkpoint)
         return Done({"slow": slow, "failing": failing})
+
+
+class Payment(Flow, name="payment", version=1):
+    """Wait until somebody says that an order was paid."""
+
+    @phase
+    def start(self, order: str, seconds: float) -> object:
+        return WaitSignal("paid", phase="tell", seconds=seconds, key=order)
+
+    @phase
+    def tell(self) -> object:
+        return Done(self.signal)

@@ -173,6 +173,31 @@ def upgrade() -> None:
         schema="brainhands",
     )
     op.create_table(
+        "signals",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("session_id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("payload", postgresql.JSON(astext_type=sa.Text()), nullable=False),
+        sa.Column("request_digest", sa.LargeBinary(), nullable=False),
+        sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("sent_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("taken_by", sa.Uuid(), nullable=True),
+        sa.ForeignKeyConstraint(["session_id"], ["brainhands.sessions.id"], name=op.f("signals_session_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("signals_pkey")),
+        sa.UniqueConstraint("request_digest", name=op.f("signals_request_digest_key")),
+        schema="brainhands",
+    )
+    op.create_index(op.f("signals_session_id_idx"), "signals", ["session_id"], unique=False, schema="brainhands")
+    op.create_index(
+        "signals_waiting_idx",
+        "signals",
+        ["session_id", "name", "key"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("taken_by IS NULL"),
+    )
+    op.create_table(
         "submissions",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("tenant", sa.Text(), nullable=False),
@@ -235,11 +260,18 @@ def upgrade() -> None:
         sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("deadline", sa.DateTime(timezone=True), nullable=True),
         sa.Column("wake_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("signal_name", sa.Text(), nullable=True),
+        sa.Column("signal_key", sa.Text(), nullable=True),
         sa.Column("blocked", sa.Text(), nullable=True),
         sa.Column("cancel_wanted", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.CheckConstraint(
-            "(status = 'sleeping') = (wake_at IS NOT NULL)", name=op.f("tasks_wake_when_sleeping_check")
+            "(signal_name IS NULL) = (signal_key IS NULL) AND (signal_name IS NULL OR status = 'waiting')",
+            name=op.f("tasks_signal_when_waiting_check"),
+        ),
+        sa.CheckConstraint(
+            "(status = 'sleeping' OR (status = 'waiting' AND signal_name IS NOT NULL)) = (wake_at IS NOT NULL)",
+            name=op.f("tasks_wake_when_sleeping_check"),
         ),
         sa.CheckConstraint(
             "(status IN ('completing', 'done')) = (outcome IS NOT NULL)", name=op.f("tasks_outcome_when_decided_check")
@@ -305,6 +337,14 @@ def upgrade() -> None:
     )
     op.create_index(op.f("tasks_session_id_idx"), "tasks", ["session_id"], unique=False, schema="brainhands")
     op.create_index(
+        "tasks_signal_idx",
+        "tasks",
+        ["session_id", "signal_name", "signal_key"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("signal_name IS NOT NULL"),
+    )
+    op.create_index(
         "tasks_unfinished_idx",
         "tasks",
         ["status"],
@@ -318,7 +358,7 @@ def upgrade() -> None:
         ["wake_at"],
         unique=False,
         schema="brainhands",
-        postgresql_where=sa.text("status = 'sleeping'"),
+        postgresql_where=sa.text("wake_at IS NOT NULL"),
     )
     op.create_table(
         "inbox",

@@ -1,0 +1,28 @@
+"""Sending a signal from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.model import wire
+from shared.model.json import parse
+
+
+def signal(
+    session: Annotated[str, typer.Argument(help="The session that shall be told.")],
+    name: Annotated[str, typer.Argument(help="The signal's name.")],
+    key: Annotated[str, typer.Option(help="Tells signals of one name apart.")] = "",
+    payload: Annotated[str, typer.Option(help="What it says, as JSON.")] = "null",
+    request_id: Annotated[str | None, typer.Option(help="The same id and signal is stored once.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Tell a session something, durably, whether or not somebody waits for it yet."""
+    with open_client() as client:
+        receipt = client.signal(session, name, parse(payload), key=key, request_id=request_id)
+    if json:
+        print_json(wire.signal_receipt(receipt))
+        return
+    print(f"{'taken' if receipt.taken else 'stored'}  signal {receipt.signal_id}")
