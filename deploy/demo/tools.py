@@ -85,9 +85,9 @@ if LOOKS_UP:
 
 def _ask(path: str, body: bytes | None = None) -> bytes:
     """The answer of the mail service; each wait for it is shorter than the tool's own time."""
-    request = urllib.request.Request(
-        os.environ["MAILBOX_URL"] + path, data=body, headers={"Content-Type": "application/json"}
-    )
+    if not (url := os.environ.get("MAILBOX_URL")):
+        raise ToolError("MAILBOX_URL is not set for this Hands worker, so nothing can be sent")
+    request = urllib.request.Request(url + path, data=body, headers={"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS * 0.8) as answer:
         received: bytes = answer.read()
     return received

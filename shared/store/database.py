@@ -158,6 +158,8 @@ def run(connection: Connection, *calls: Call | Writes, begin: bool = False) -> l
                 connection.execute("BEGIN")
             cursors = [_execute(connection, call) for call in calls]
     except psycopg.DatabaseError as error:
+        # What follows a failed statement in its pipeline is skipped, its preparation too, which psycopg takes for done.
+        connection._prepared.clear()
         # A connection that is lost while results are read has no SQLSTATE, from which psycopg could tell the class.
         if connection.broken and not isinstance(error, psycopg.OperationalError):
             raise psycopg.OperationalError(str(error)) from error

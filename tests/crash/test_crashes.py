@@ -98,10 +98,10 @@ def test_a_late_mailbox_that_accepts_twice_gets_each_mail_once_whatever_ends_bet
     points = [point for point in stages(LATE).rehearse() if point.role == "hands"]
     ways: tuple[How, ...] = ("process", "stop")
 
-    for name, when in BETWEEN_INTENT_AND_RESULT.items():
+    for place, (name, when) in enumerate(BETWEEN_INTENT_AND_RESULT.items()):
         between = [point for point in points if point.name == name]
         assert len(between) == 5
-        for how in ways:
+        for how in ways if everything else ways[place % 2 :][:1]:
             plans = [Plan(point=point, when=when, how=how) for point in between]
             strike_each(stages, LATE, plans if everything else part_of(plans, 1), subtests)
 

@@ -42,6 +42,7 @@ class Snapshot:
     inbox: list[Row]
     outbox: dict[UUID, Row]
     documents: list[Row]
+    signals: list[Row]
 
 
 Invariant = Callable[[Snapshot], Iterator[str]]
@@ -87,6 +88,7 @@ def read(database_url: str) -> Snapshot:
             inbox=rows("inbox"),
             outbox={row["task_id"]: row for row in rows("outbox")},
             documents=rows("documents", order="session_id, name, version"),
+            signals=rows("signals"),
         )
 
 
@@ -250,8 +252,19 @@ def who_waits_waits_for_something_open(now: Snapshot) -> Iterator[str]:
             yield f"task {wait['waiter_id']} waits for a task of another session"
     for id, task in now.tasks.items():
         waits_on_open = any(dependency["status"] != "done" for dependency in awaited[id])
-        if (task["status"] == "waiting") != waits_on_open:
+        waits_for_signal = task["signal_name"] is not None
+        if (task["status"] == "waiting") != (waits_on_open or waits_for_signal):
             yield f"{task['kind']} {id} is {task['status']} and waits for {[each['status'] for each in awaited[id]]}"
+
+
+def nobody_waits_for_a_signal_that_is_there(now: Snapshot) -> Iterator[str]:
+    untaken = {(row["session_id"], row["name"], row["key"]) for row in now.signals if row["taken_by"] is None}
+    for id, task in now.tasks.items():
+        if (task["session_id"], task["signal_name"], task["signal_key"]) in untaken:
+            yield f"{task['kind']} {id} waits for a signal that nobody has taken"
+    for row in now.signals:
+        if row["taken_by"] is not None and row["taken_by"] not in now.tasks:
+            yield f"a signal {row['name']} was taken by a task {row['taken_by']} that is not there"
 
 
 def what_is_decided_ends_with_the_work_it_owns(now: Snapshot) -> Iterator[str]:
@@ -328,6 +341,7 @@ ALWAYS: tuple[Invariant, ...] = (
     attempts_commit_steps_one_after_the_other,
     a_hint_is_there_for_what_can_run_and_for_nothing_else,
     who_waits_waits_for_something_open,
+    nobody_waits_for_a_signal_that_is_there,
     what_is_decided_ends_with_the_work_it_owns,
     a_conversation_has_one_open_generation_at_most,
     versions_of_a_document_follow_each_other,

@@ -87,7 +87,7 @@ def start_behind(proxy: Proxy, fleet: Fleet) -> Child:
 @pytest.mark.hazard(14)
 def test_a_frozen_redis_stops_no_commit_and_parks_no_hint(fleet: Fleet, proxy: Proxy) -> None:
     relay = start_behind(proxy, fleet)
-    runs = start_runs(fleet, 12, seconds=1.0)
+    runs = start_runs(fleet, 8, seconds=0.5)
     wait_for_results(fleet, 3)
 
     proxy.freeze()

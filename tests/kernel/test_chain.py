@@ -83,7 +83,7 @@ def test_a_change_of_any_column_is_detected(column: str) -> None:
     original = getattr(events[1], column)
     match original:
         case bytes():
-            changed: object = bytes([original[0] ^ 1]) + original[1:]
+            changed: Any = bytes([original[0] ^ 1]) + original[1:]
         case str():
             changed = original + " "
         case int():

@@ -45,7 +45,7 @@ SELECT (jsonb_populate_record(d, to_jsonb(c) || jsonb_build_object('version', n)
 INSERT INTO brainhands.submissions
 SELECT (jsonb_populate_record(s, to_jsonb(c) || jsonb_build_object('id', gen_random_uuid(), 'request_digest',
        sha256((c.session_id || '-' || n)::bytea)))).*
-  FROM brainhands.submissions s, copies c, generate_series(1, 4) AS n;
+  FROM brainhands.submissions s, copies c, generate_series(1, 4) AS n ON CONFLICT DO NOTHING;
 
 UPDATE brainhands.tasks
    SET outcome = NULL, status = (ARRAY['pending', 'waiting', 'sleeping', 'running'])[1 + n % 4],
@@ -68,14 +68,17 @@ SELECT (jsonb_populate_record(o, jsonb_build_object('task_id', t.id, 'session_id
   FROM brainhands.outbox o,
        (SELECT *, row_number() OVER () AS n FROM brainhands.tasks WHERE kind = 'play') AS t ON CONFLICT DO NOTHING;
 
-INSERT INTO brainhands.inbox (session_id, conversation_id, submission_id, text)
-SELECT session_id, conversation_id, id, 'hello' FROM brainhands.submissions;
+INSERT INTO brainhands.inbox OVERRIDING SYSTEM VALUE
+SELECT (jsonb_populate_record(i, jsonb_build_object('position', 100 + row_number() OVER (), 'submission_id', s.id,
+       'session_id', s.session_id, 'conversation_id', s.conversation_id))).*
+  FROM brainhands.inbox i, brainhands.submissions s ON CONFLICT DO NOTHING;
 """
 
 
 def fill(stage: Stage) -> None:
     """Put thousands of rows into each large table: tasks mostly done, a long backlog of hints, a long inbox."""
     session_id, generation = stage.session()
+    stage.submit("more", session=session_id)
 
     def write_plan(draft: Draft, _task: Task) -> Transition:
         draft.change_document("plan", "plan", 1, lambda _stored: {})

@@ -130,7 +130,7 @@ class Stage:
         self.commit(session_id, lambda draft: draft.add(play_task(draft, task_id, owner_id=owner_id)))
         return task_id
 
-    def commit(self, session_id: SessionId, change: Callable[[Draft], None], tasks: Sequence[TaskId] = ()) -> Commit:
+    def commit(self, session_id: SessionId, change: Callable[[Draft], object], tasks: Sequence[TaskId] = ()) -> Commit:
         """Store what a change makes of a draft, as somebody who owns nothing."""
 
         def fill(view: View) -> Commit:

@@ -25,6 +25,7 @@ from shared.runtime.settings import libpq_url
 from shared.store import attempts, health
 from shared.store.view import View
 from tests.store.stage import (
+    Gone,
     Stage,
     answer,
     decide,
@@ -321,6 +322,48 @@ def test_a_task_with_its_outcome_decided_is_completing_until_its_owned_work_has_
     done = shared_stage.task(parent)
     assert (done.status, done.outcome, done.result) == (Status.DONE, Outcome.SUCCEEDED, "mine is done")
     assert shared_stage.status(grandparent) == Status.PENDING
+
+
+@pytest.mark.promise("C5", "D4")
+def test_a_sleeper_keeps_its_due_time_and_wakes_when_that_has_passed(shared_stage: Stage) -> None:
+    session_id, _ = shared_stage.session()
+    task_id = shared_stage.add(session_id)
+    shared_stage.advance(task_id, answer(Sleep(3600, "second", {"kept": 1})))
+    asleep = shared_stage.task(task_id)
+
+    for _ in range(3):
+        shared_stage.sweep.sweep_once()
+        shared_stage.advance(task_id, _must_not_run)
+        shared_stage.acts.clear()
+    still = shared_stage.task(task_id)
+    shared_stage.sql("UPDATE brainhands.tasks SET wake_at = now() - interval '1 hour' WHERE id = %s", task_id)
+    shared_stage.sweep.sweep_once()
+    awake = shared_stage.task(task_id)
+
+    assert still == asleep
+    assert (asleep.status, asleep.worker_id, asleep.lease_until) == (Status.SLEEPING, None, None)
+    assert (awake.status, awake.phase, awake.checkpoint) == (Status.PENDING, "second", {"kept": 1})
+    assert task_id in shared_stage.hinted()
+
+
+@pytest.mark.promise("C2", "C3", "C4")
+def test_recovery_enters_the_stored_phase_again_with_what_is_stored(shared_stage: Stage) -> None:
+    session_id, _ = shared_stage.session()
+    task_id = shared_stage.add(session_id)
+    seen: list[tuple[str, Any]] = []
+
+    def look_and_die(run: Run) -> Any:
+        seen.append((run.task.phase, run.task.checkpoint))
+        raise Gone
+
+    with pytest.raises(Gone):
+        shared_stage.advance(task_id, answer(Next("second", {"mails": [1, 2]})), look_and_die)
+    shared_stage.lose(task_id)
+    with pytest.raises(Gone):
+        shared_stage.advance(task_id, look_and_die, worker=shared_stage.worker())
+    shared_stage.lose(task_id)
+
+    assert seen == [("second", {"mails": [1, 2]})] * 2
 
 
 @pytest.mark.promise("C9")

@@ -78,7 +78,7 @@ def test_a_new_session_is_submitted_once(stage: Stage, cutter: CommitCutter, cut
     again = cut_client.submit(agent=AGENT, input="hello", request_id="r-1")
 
     assert cutter.cuts == 1
-    assert again == receipt
+    assert (again.submission_id, again.session_id) == (receipt.submission_id, receipt.session_id)
     assert _count(stage, "sessions", "submissions", "tasks", "outbox") == [2, 2, 2, 2]
     assert stage.types(receipt.session_id) == ["session_created", "user_message"]
     assert violations(stage.database_url) == []

@@ -146,14 +146,14 @@ class StoreMachine(RuleBasedStateMachine):
         if hinted:
             self.stage.forget_first_hint(task_id)
 
-    @rule(task=st.integers(0))
-    def cancel(self, task: int) -> None:
-        if open_tasks := self.tasks("status <> 'done' AND kind <> 'intake'"):
+    @rule(task=st.integers(0), wanted=st.sampled_from([False, False, False, True]))
+    def cancel(self, task: int, wanted: bool) -> None:
+        if wanted and (open_tasks := self.tasks("status <> 'done' AND kind <> 'intake'")):
             self.stage.client.cancel(task=open_tasks[task % len(open_tasks)])
 
     # -- workers
 
-    @rule(task=st.integers(0), worker=st.integers(0, 2), whatever=st.booleans())
+    @rule(task=st.integers(0), worker=st.integers(0, 2), whatever=st.sampled_from([False, False, False, True]))
     def hint(self, task: int, worker: int, whatever: bool) -> None:
         """A hint reaches a worker: that of a pending task, or one that is late, doubled or forged."""
         tasks = self.tasks("true" if whatever else "status = 'pending'")
@@ -161,6 +161,12 @@ class StoreMachine(RuleBasedStateMachine):
             actor = Actor(self.workers[worker], tasks[task % len(tasks)])
             if actor.standing is not None:
                 self.actors.append(actor)
+
+    @rule(task=st.integers(0), worker=st.integers(0, 2), what=st.sampled_from(["next", "sleep", "wait", "done"]))
+    def hint_and_go_on(self, task: int, worker: int, what: str) -> None:
+        self.hint(task, worker, False)
+        if self.actors:
+            self.phase_comes_to(-1, what)
 
     @precondition(lambda self: self.actors)
     @rule(actor=st.integers(0), what=st.sampled_from(["done", "fail", "next", "next", "sleep", "wait", "nothing"]))
@@ -190,10 +196,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- keepers, clocks, relays and sweeps
 
-    @rule(task=st.integers(0))
-    def lease_ends(self, task: int) -> None:
+    @rule(task=st.integers(0), swept=st.booleans())
+    def lease_ends(self, task: int, swept: bool) -> None:
         if running := self.tasks("status = 'running'"):
             self.stage.end_lease(running[task % len(running)])
+        if swept:
+            self.sweep()
 
     @rule(task=st.integers(0), stale=st.booleans())
     def renew(self, task: int, stale: bool) -> None:
@@ -253,6 +261,7 @@ class StoreMachine(RuleBasedStateMachine):
             if self.sessions:
                 self._finish_everything()
         finally:
+            ACTORS.clear()
             self.exits.close()
 
     def _finish_everything(self) -> None:
@@ -388,7 +397,7 @@ def test_the_store_stays_in_order_whatever_happens(postgres: Postgres) -> None:
         StoreMachine,
         settings=settings(
             max_examples=15,
-            stateful_step_count=40,
+            stateful_step_count=50,
             deadline=None,
             derandomize=True,
             database=None,

@@ -102,7 +102,7 @@ HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)
 OWNED = {"worker_id": "00000000-0000-0000-0000-000000000001", "lease_until": NOW, "deadline": NOW + HOUR, "fence": 1}
 
-BROKEN_TASKS = {
+BROKEN_TASKS: dict[str, list[dict[str, Any]]] = {
     "tasks_status_check": [{"status": "sent"}],
     "tasks_outcome_check": [{"status": "done", "outcome": "lost"}],
     "tasks_outcome_when_decided_check": [

@@ -107,7 +107,11 @@ def test_the_same_request_id_with_another_input_is_refused_and_changes_nothing(s
     session_id, _ = shared_stage.session()
     given: dict[str, Any] = {"agent": AGENT, "input": "pay 10"}
     shared_stage.client.submit(**given, request_id=request_id)
-    changed = {"text": {"input": "pay 10,000"}, "agent": {"agent": "other"}, "session": {"session": session_id}}
+    changed: dict[str, dict[str, Any]] = {
+        "text": {"input": "pay 10,000"},
+        "agent": {"agent": "other"},
+        "session": {"session": session_id},
+    }
     before = _rows(shared_stage)
 
     with pytest.raises(RequestConflict, match=request_id) as refusal:
@@ -161,7 +165,7 @@ def test_input_for_a_busy_session_waits_and_joins_in_order(shared_stage: Stage) 
         {"agent": "a\x00b"},
         {"request_id": ""},
         {"request_id": "r" * 501},
-        {"mode": "steer"},
+        {"mode": "sideways"},
         {"session": "no-uuid"},
         {"session": UUID(int=7)},
     ],
