@@ -144,9 +144,7 @@ class Proxy:
             directions.create_task(self._pump(client[0], target[1], flowing))
             directions.create_task(self._pump(target[0], client[1], flowing))
 
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
-    ) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
         with suppress(ConnectionError):
             while data := await reader.read(65536):
                 await flowing.wait()
