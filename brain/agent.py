@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shared.errors import BadDefinition, NotStorable
 from shared.model.json import clean
@@ -31,6 +31,8 @@ class Agent(BaseModel):
     instructions: str
     tools: list[str] = Field(default_factory=list)
     """Tools by name: `send_email` in its newest version, `send_email@2` in that one."""
+    rules: dict[str, Literal["allow", "ask", "deny"]] = Field(default_factory=dict)
+    """For a tool by name, whether its calls run, are asked about or are refused; a stricter rule of the tool counts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
     request_seconds: float = Field(600.0, gt=0, allow_inf_nan=False)
@@ -59,6 +61,12 @@ class Agent(BaseModel):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"named more than once: {', '.join(repeated)}")
         return tools
+
+    @model_validator(mode="after")
+    def _rules_for_own_tools(self) -> Self:
+        if unknown := sorted(self.rules.keys() - {tool.partition("@")[0] for tool in self.tools}):
+            raise ValueError(f"rules for tools that it does not have: {', '.join(unknown)}")
+        return self
 
     @field_validator("options")
     @classmethod

@@ -47,7 +47,7 @@ from shared.store import reads, workers
 from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
-CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", *RESULT_TYPES)
+CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", "tool_call_settled", *RESULT_TYPES)
 
 PIN_SECONDS = 60.0
 SLACK_SECONDS = 90.0
@@ -319,10 +319,10 @@ def _store_reply(
         case CallTools(planned):
             if task.input["round"] >= agent.rounds:
                 return _stop_at_limit(draft, task, agent, planned, seq)
-            return _call_tools(draft, task, planned, seq)
+            return _call_tools(draft, task, agent, planned, seq)
 
 
-def _call_tools(draft: Draft, task: Task, planned: Sequence[PlannedCall], output_seq: int) -> Transition:
+def _call_tools(draft: Draft, task: Task, agent: Agent, planned: Sequence[PlannedCall], output_seq: int) -> Transition:
     made = []
     for each in planned:
         if each.error is not None or each.spec is None:
@@ -337,6 +337,7 @@ def _call_tools(draft: Draft, task: Task, planned: Sequence[PlannedCall], output
             arguments=each.arguments,
             cause=output_seq,
             now=draft.now,
+            rule=agent.rules.get(each.spec.name),
         )
         draft.add(called)
         made.append(called.id)

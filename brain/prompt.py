@@ -22,6 +22,7 @@ from shared.model.event import (
     SystemPromptSet,
     ToolCallError,
     ToolCallInterrupted,
+    ToolCallSettled,
     ToolCallSuccess,
     UnknownPayload,
     UserMessage,
@@ -30,7 +31,7 @@ from shared.model.json import canonical, digest, parse
 from shared.model.tool import ToolSpec
 
 Message: TypeAlias = dict[str, Any]
-Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted
+Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted | ToolCallSettled
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_NAME = 64
@@ -102,7 +103,7 @@ def _results(context: Sequence[ContextEvent]) -> dict[str, Result]:
     results: dict[str, Result] = {}
     for event in context:
         payload = event.payload
-        if not isinstance(payload, ToolCallSuccess | ToolCallError | ToolCallInterrupted) or payload.call_id is None:
+        if not isinstance(payload, Result) or payload.call_id is None:
             continue
         known = results.get(payload.call_id)
         if known is None or isinstance(known, ToolCallInterrupted):
@@ -153,10 +154,19 @@ def _result_text(result: Result) -> str:
             return result.result if isinstance(result.result, str) else canonical(result.result)
         case ToolCallError():
             return f"error: {result.error}"
+        case ToolCallSettled():
+            return _settled_text(result)
         case ToolCallInterrupted():
             return _interrupted_text(result)
         case _:
             assert_never(result)
+
+
+def _settled_text(result: ToolCallSettled) -> str:
+    comment = f" ({result.comment})" if result.comment else ""
+    if result.answer == "happened":
+        return f"a person found out that this call took effect{comment}: {canonical(result.result)}"
+    return f"error: a person found out that this call did not take effect{comment}"
 
 
 def _interrupted_text(result: ToolCallInterrupted) -> str:

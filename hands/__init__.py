@@ -3,11 +3,13 @@
 from hands.context import ToolContext
 from hands.flow import Flow, phase
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
+from hands.policy import Ask
 from hands.tool import tool
 from shared.model.document import Document
 from shared.model.task import Done, Fail, Next, Sleep, Wait, WaitSignal
 
 __all__ = [
+    "Ask",
     "Document",
     "Done",
     "Fail",

@@ -22,15 +22,18 @@ import random
 from datetime import datetime, timedelta
 from functools import partial
 
+from hands import approvals
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
+from hands.policy import Decision
 from hands.tool import BadArguments, Tool
 from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel.backoff import backoff_seconds
-from shared.model.event import ToolCallError, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
+from shared.model.approval import Answer, Approval, Question
+from shared.model.event import PolicyDecided, ToolCallError, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
 from shared.model.json import Json, clean_text
 from shared.model.task import Attempt, Done, Fail, Interrupt, Next, Sleep, Task, Transition
 from shared.model.tool import Replay
@@ -57,6 +60,8 @@ def tool_kind(tool: Tool) -> Kind:
             ),
             "reconcile": Phase(run=partial(_reconcile, tool), seconds=lambda _task: tool.timeout),
             "again": Phase(run=partial(_again, tool), seconds=_pin_seconds, pinned=True),
+            "answered": Phase(run=partial(_answered, tool), seconds=_pin_seconds, pinned=True),
+            "reviewed": Phase(run=partial(_reviewed, tool), seconds=_pin_seconds, pinned=True),
         },
     )
 
@@ -66,30 +71,130 @@ def _pin_seconds(_task: Task) -> float:
 
 
 def _call(tool: Tool, run: Run) -> Step:
-    """Validate, and store the intent; the author's validators have no effect yet, so what they raise is definite."""
+    """Validate, judge, and store the intent."""
     task = run.task
+    judged = _judged(tool, task, task.input["arguments"])
+    if isinstance(judged, str):
+        return Step(partial(_refuse, task=task, error=judged))
+    call, decision = judged
+    return Step(partial(_begin, tool=tool, task=task, call=call, decision=decision))
+
+
+def _judged(tool: Tool, task: Task, raw: Json) -> tuple[dict[str, Json], Decision] | str:
+    """The final call and what the rules say of it, or why it cannot run.
+
+    The author's validators and rules have no effect yet, so what they raise is definite.
+    """
     try:
-        arguments = tool.validate(task.input["arguments"])
+        arguments = tool.validate(raw)
         operation_id = tool.operation_id(str(task.id), arguments)
+        decision = tool.judge(arguments, task.input.get("rule"))
     except BadArguments as error:
-        return Step(partial(_refuse, task=task, error=f"the arguments do not fit: {error}"))
-    except Exception as error:  # noqa: BLE001 - validators and operation= are the author's code
-        return Step(partial(_refuse, task=task, error=f"not run: {_text(error)}"))
-    call = {
-        "call_id": task.input["call_id"],
-        "arguments": arguments,
-        "operation_id": operation_id,
-        "replay": tool.replay,
-    }
-    return Step(partial(_store_intent, tool=tool, task=task, call=call))
+        return f"the arguments do not fit: {error}"
+    except Exception as error:  # noqa: BLE001 - validators, operation= and policy= are the author's code
+        return f"not run: {_text(error)}"
+    call_id = task.input["call_id"]
+    call = {"call_id": call_id, "arguments": arguments, "operation_id": operation_id, "replay": tool.replay}
+    return call, decision
 
 
-def _store_intent(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json]) -> Transition:
+def _begin(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], decision: Decision) -> Transition:
+    """Let the call run, refuse it, or ask: about itself, or about an equal one whose effect is still unknown."""
+    owned = draft.task(task.id)
+    causes = [task.cause]
+    if decision.rule != "allow" or tool.policy != "allow":
+        causes = [
+            draft.event(
+                PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by), causes=causes, task=owned
+            )
+        ]
+    if decision.rule == "deny":
+        return _refuse(draft, task=task, error=f"denied by a rule of the {decision.by}")
+    if (earlier := _equal_unknown(draft, tool, call)) is not None:
+        about = (
+            f"an equal call (task {earlier.id}) ended without it being known whether it took effect: {earlier.error}"
+        )
+        more = {"of": str(earlier.id)}
+        return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, about, causes, more=more)
+    if decision.rule == "ask":
+        about = f"a rule of the {decision.by} asks for approval"
+        return approvals.ask(draft, task, _named(tool, call), Question.APPROVAL, about, causes, decision.ask)
+    return _store_intent(draft, tool=tool, task=task, call=call, causes=causes)
+
+
+def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json]) -> Task | None:
+    """A call with the same arguments in this session that may have acted; a safe tool may act twice."""
+    if tool.replay is Replay.SAFE:
+        return None
+    return next(
+        (
+            task
+            for task in draft.view.unknown_calls(tool.kind)
+            if task.checkpoint.get("call", {}).get("arguments") == call["arguments"]
+        ),
+        None,
+    )
+
+
+def _answered(tool: Tool, run: Run) -> Step:
+    """Go on with a person's answer; edited arguments are validated and judged again."""
+    task = run.task
+    approval = approvals.asked(run)
+    call = task.checkpoint["call"]
+    if approval.holds is not Answer.APPROVED:
+        return Step(partial(_refuse, task=task, error=approvals.why_not(approval)))
+    if approval.edited_arguments is not None:
+        judged = _judged(tool, task, approval.edited_arguments)
+        if isinstance(judged, str):
+            return Step(partial(_refuse, task=task, error=f"approved with other arguments, but {judged}"))
+        call, decision = judged
+        if decision.rule == "deny":
+            error = f"approved with other arguments, which a rule of the {decision.by} denies"
+            return Step(partial(_refuse, task=task, error=error))
+    return Step(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
+
+
+def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
+    """The approval is used up by the commit that stores the intent, and covers every attempt of this operation."""
+    if (refusal := approvals.use(draft, approval)) is not None:
+        return _refuse(draft, task=task, error=refusal)
+    answered = [task.checkpoint["signal"]["answered_seq"]]
+    return _store_intent(draft, tool=tool, task=task, call=call, causes=answered)
+
+
+def _reviewed(tool: Tool, run: Run) -> Step:
+    """Go on with what a person found out about an effect."""
+    task = run.task
+    approval = approvals.asked(run)
+    comment = f": {approval.comment}" if approval.comment else ""
+    match approval.holds:
+        case Answer.HAPPENED:
+            return Step(partial(_succeed, task=task, result=approval.result, source="review"))
+        case Answer.DID_NOT_HAPPEN if "of" in task.checkpoint:
+            return Step(partial(_run_after_review, tool=tool, task=task))
+        case Answer.DID_NOT_HAPPEN:
+            return Step(partial(_refuse, task=task, error=f"a person found that it did not happen{comment}"))
+        case _:
+            error = f"{approval.about}; nobody could tell{comment}"
+            return Step(partial(_leave_unknown, task=task, error=error, partial_output=""))
+
+
+def _run_after_review(draft: Draft, *, tool: Tool, task: Task) -> Transition:
+    """The equal call did not take effect, so this one may run."""
+    answered = [task.checkpoint["signal"]["answered_seq"]]
+    return _store_intent(draft, tool=tool, task=task, call=task.checkpoint["call"], causes=answered)
+
+
+def _store_intent(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
     acts_until = _acts_until(draft, tool)
-    payload = ToolCallStart(**call, tool=tool.name, version=tool.version, acts_until=acts_until)
-    seq = draft.event(payload, causes=[task.cause], task=draft.task(task.id))
+    payload = ToolCallStart(**_named(tool, call), acts_until=acts_until)
+    seq = draft.event(payload, causes=causes, task=draft.task(task.id))
     checkpoint = {"call": call, "start_seq": seq, "acts_until": acts_until.isoformat(), "runs": 1, "look_ups": 0}
     return Next("execute", checkpoint=checkpoint)
+
+
+def _named(tool: Tool, call: dict[str, Json]) -> dict[str, Json]:
+    return {**call, "tool": tool.name, "version": tool.version}
 
 
 def _acts_until(draft: Draft, tool: Tool) -> datetime:
@@ -127,7 +232,9 @@ def _recover(tool: Tool, run: Run) -> Step:
             return _go_and_look(tool, task, [each.deadline for each in earlier if each.phase == "execute"])
         case Replay.UNSAFE:
             last = earlier[-1] if earlier else None
-            return Step(partial(_interrupt, task=task, error=_how_it_ended(tool, last), partial_output=_shown(last)))
+            return Step(
+                partial(_interrupt, tool=tool, task=task, error=_how_it_ended(tool, last), partial_output=_shown(last))
+            )
 
 
 def _replay(tool: Tool, task: Task) -> Replay:
@@ -176,7 +283,7 @@ def _unknown(tool: Tool, run: Run, error: str) -> Step:
             assert task.deadline is not None
             return _go_and_look(tool, task, [task.deadline], error)
         case Replay.UNSAFE:
-            return Step(partial(_interrupt, task=task, error=error, partial_output=run.shown or ""))
+            return Step(partial(_interrupt, tool=tool, task=task, error=error, partial_output=run.shown or ""))
 
 
 def _go_and_look(tool: Tool, task: Task, deadlines: list[datetime], error: str | None = None) -> Step:
@@ -209,10 +316,10 @@ def _reconcile(tool: Tool, run: Run) -> Step:
     try:
         found = tool.find_effect(_context(run))
     except Exception as error:  # noqa: BLE001 - a look-up that fails says nothing
-        return _ask_later(task, f"the look-up failed: {type(error).__name__}: {_text(error)}")
+        return _ask_later(tool, task, f"the look-up failed: {type(error).__name__}: {_text(error)}")
     match found:
         case Unknown():
-            return _ask_later(task, "the look-up does not know yet")
+            return _ask_later(tool, task, "the look-up does not know yet")
         case NotFound():
             return _not_found(tool, task, asked_at)
         case _:
@@ -235,32 +342,47 @@ def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
     return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint=checkpoint))
 
 
-def _ask_later(task: Task, error: str) -> Step:
+def _ask_later(tool: Tool, task: Task, error: str) -> Step:
     look_ups = task.checkpoint["look_ups"] + 1
     if look_ups >= LOOK_UPS:
         reason = f"{task.checkpoint.get('error', 'the worker died')}; {error} (asked {look_ups} times)"
-        return Step(partial(_interrupt, task=task, error=reason, partial_output=""))
+        return Step(partial(_interrupt, tool=tool, task=task, error=reason, partial_output=""))
     seconds = backoff_seconds(look_ups, spread=random.random())
     return Step(lambda _draft: Sleep(seconds, phase="reconcile", checkpoint={**task.checkpoint, "look_ups": look_ups}))
 
 
 def _succeed(draft: Draft, *, task: Task, result: Json, source: str) -> Transition:
     payload = ToolCallSuccess(**endings.call_fields(task), result=result, source=source)
-    draft.event(payload, causes=[task.checkpoint["start_seq"]], task=task)
+    draft.event(payload, causes=[_last_seq(task)], task=task)
     return Done(result)
 
 
 def _refuse(draft: Draft, *, task: Task, error: str) -> Transition:
     """A definite failure, as a result that the caller can read."""
-    cause = task.checkpoint.get("start_seq", task.cause)
+    cause = _last_seq(task)
     draft.event(ToolCallError(**endings.call_fields(task), error=error), causes=[cause], task=task)
     return Fail(error)
 
 
-def _interrupt(draft: Draft, *, task: Task, error: str, partial_output: str) -> Transition:
+def _interrupt(draft: Draft, *, tool: Tool, task: Task, error: str, partial_output: str) -> Transition:
+    """The effect stays unknown: the tool says whether the model is told, or a person is asked."""
+    if tool.unknown == "review":
+        call, causes = task.checkpoint["call"], [task.checkpoint["start_seq"]]
+        return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, error, causes)
+    return _leave_unknown(draft, task=task, error=error, partial_output=partial_output)
+
+
+def _leave_unknown(draft: Draft, *, task: Task, error: str, partial_output: str) -> Transition:
     payload = ToolCallInterrupted(**endings.call_fields(task), partial=partial_output, error=error)
-    draft.event(payload, causes=[task.checkpoint["start_seq"]], task=task)
+    draft.event(payload, causes=[_last_seq(task)], task=task)
     return Interrupt(error)
+
+
+def _last_seq(task: Task) -> int:
+    """The event that this call stands at: a person's answer, a question, its intent, or what called it."""
+    answered = (task.checkpoint.get("signal") or {}).get("answered_seq")
+    known = (answered, task.checkpoint.get("asked_seq"), task.checkpoint.get("start_seq"), task.cause)
+    return max(seq for seq in known if seq is not None)
 
 
 def _late_result(attempts: list[Attempt]) -> Json:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hands import approvals
 from hands.flow import Flow, Spawn, TaskResult, Update, run_phase
 from hands.flow import Phase as AuthorPhase
 from hands.flow import Step as AuthorStep
@@ -18,8 +19,9 @@ from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.errors import BadDefinition, BrainhandsError
 from shared.kernel import calls
+from shared.model.approval import Answer, Question
 from shared.model.document import Document, StoredDocument
-from shared.model.event import TaskPhase, ToolCallError, ToolCallStart, ToolCallSuccess
+from shared.model.event import PolicyDecided, TaskPhase, ToolCallError, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
@@ -41,10 +43,16 @@ def flow_kind(flow: type[Flow]) -> Kind:
         name: Phase(run=partial(_enter, flow, name), seconds=partial(_phase_seconds, phase))
         for name, phase in definition.phases.items()
     }
-    if "call" in phases:
-        raise BadDefinition(f"{definition.name}: every flow has a phase `call` of its own", "rename the phase")
+    if taken := phases.keys() & {"call", "answered"}:
+        raise BadDefinition(f"{definition.name}: every flow has a phase {min(taken)} of its own", "rename the phase")
     start = Phase(run=partial(_call, flow), seconds=lambda _task: PIN_SECONDS, pinned=True)
-    return Kind(name=definition.kind, version=definition.version, first="call", phases={"call": start, **phases})
+    answered = Phase(run=partial(_answered, flow), seconds=lambda _task: PIN_SECONDS, pinned=True)
+    return Kind(
+        name=definition.kind,
+        version=definition.version,
+        first="call",
+        phases={"call": start, "answered": answered, **phases},
+    )
 
 
 def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
@@ -52,24 +60,64 @@ def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
 
 
 def _call(flow: type[Flow], run: Run) -> Step:
-    """Validate the input and store that the flow starts."""
+    """Validate the input, heed the agent's rule, and store that the flow starts."""
     task = run.task
+    call = _validated(flow, task, task.input["arguments"])
+    if isinstance(call, str):
+        return Step(partial(_fail, task=task, error=call))
+    return Step(partial(_begin, flow=flow, task=task, call=call))
+
+
+def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str:
+    """The call with its final arguments, or why it cannot run."""
+    definition = flow.definition
     try:
-        arguments = flow.definition.validate(task.input["arguments"])
+        arguments = definition.validate(raw)
     except BadArguments as error:
-        return Step(partial(_fail, task=task, error=f"the arguments do not fit: {error}"))
+        return f"the arguments do not fit: {error}"
     except Exception as error:  # noqa: BLE001 - validators are the author's code
-        return Step(partial(_fail, task=task, error=f"not run: {clean_text(str(error))}"))
+        return f"not run: {clean_text(str(error))}"
     call = {"call_id": task.input["call_id"], "arguments": arguments, "operation_id": str(task.id), "replay": None}
+    return {**call, "tool": definition.name, "version": definition.version}
+
+
+def _begin(draft: Draft, *, flow: type[Flow], task: Task, call: dict[str, Json]) -> Transition:
+    rule, causes = task.input.get("rule"), [task.cause]
+    if rule is not None:
+        decided = PolicyDecided(**call, rule=rule, by="agent")
+        causes = [draft.event(decided, causes=causes, task=draft.task(task.id))]
+    if rule == "deny":
+        return _fail(draft, task=task, error="denied by a rule of the agent")
+    if rule == "ask":
+        about = "a rule of the agent asks for approval"
+        return approvals.ask(draft, task, call, Question.APPROVAL, about, causes)
+    return _start(draft, flow=flow, task=task, call=call, causes=causes)
+
+
+def _answered(flow: type[Flow], run: Run) -> Step:
+    """Go on with a person's answer; edited arguments are validated again."""
+    task = run.task
+    approval = approvals.asked(run)
+    if approval.holds is not Answer.APPROVED:
+        return Step(partial(_fail, task=task, error=approvals.why_not(approval)))
+    edited = approval.edited_arguments
+    call = _validated(flow, task, approval.arguments if edited is None else edited)
+    if isinstance(call, str):
+        return Step(partial(_fail, task=task, error=f"approved, but {call}"))
 
     def start(draft: Draft) -> Transition:
-        definition = flow.definition
-        payload = ToolCallStart(**call, tool=definition.name, version=definition.version, acts_until=None)
-        seq = draft.event(payload, causes=[task.cause], task=draft.task(task.id))
-        checkpoint = {"call": call, "start_seq": seq, "last_seq": seq, "author": None}
-        return Next(definition.entry.name, checkpoint=checkpoint)
+        if (refusal := approvals.use(draft, approval)) is not None:
+            return _fail(draft, task=task, error=refusal)
+        return _start(draft, flow=flow, task=task, call=call, causes=[task.checkpoint["signal"]["answered_seq"]])
 
     return Step(start)
+
+
+def _start(draft: Draft, *, flow: type[Flow], task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
+    seq = draft.event(ToolCallStart(**call, acts_until=None), causes=causes, task=draft.task(task.id))
+    kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}
+    checkpoint = {"call": kept, "start_seq": seq, "last_seq": seq, "author": None}
+    return Next(flow.definition.entry.name, checkpoint=checkpoint)
 
 
 def _enter(flow: type[Flow], name: str, run: Run) -> Step:
@@ -192,6 +240,7 @@ def _moved(draft: Draft, task: Task, phase: str, status: str, author: Json) -> J
 
 
 def _fail(draft: Draft, *, task: Task, error: str) -> Transition:
-    cause = task.checkpoint.get("last_seq", task.cause)
+    answered = (task.checkpoint.get("signal") or {}).get("answered_seq")
+    cause = task.checkpoint.get("last_seq", answered or task.cause)
     draft.event(ToolCallError(**endings.call_fields(task), error=error), causes=[cause], task=task)
     return Fail(error)

@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Unknown, result_adapter, stored_result
+from hands.policy import Decision, Policy, check_rule, judge
 from shared.errors import BadDefinition, BadInput, NotStorable
 from shared.model.json import MAX_BYTES, Json, canonical, clean, clean_text, digest
 from shared.model.tool import Replay, ToolSpec
@@ -103,6 +104,9 @@ class Tool:
     settle: float
     """Seconds after an attempt's deadline in which its effect may still appear."""
     operation: Callable[[Any], str] | None
+    unknown: str
+    """Who is told of an effect that stays unknown: the `model`, or a person by a `review`."""
+    policy: Policy
     pool: str
     output_limit: int
     """Bytes of a result that are kept."""
@@ -150,6 +154,12 @@ class Tool:
             raise BadDefinition(f"operation= of {self.name} returned {key!r}", "return a text that is not empty")
         key = clean_text(key)
         return f"{self.name}:{key if len(key) <= MAX_OPERATION_KEY else digest(key)}"
+
+    def judge(self, arguments: object, agent_rule: str | None) -> Decision:
+        """Whether a call with these arguments runs, is refused or is asked about. Raises BadDefinition."""
+        if not callable(self.policy) and agent_rule is None:
+            return judge(self.policy, None, None)
+        return judge(self.policy, self.arguments.values(arguments), agent_rule)
 
     def call(self, context: ToolContext, arguments: object) -> object:
         """Runs the function to its end with stored arguments; a coroutine gets an event loop of its own.
@@ -207,6 +217,7 @@ def tool(
     settle: float = 0.0,
     operation: Callable[[Any], str] | None = None,
     unknown: str = "model",
+    policy: Policy = "allow",
     version: int = 1,
     pool: str = DEFAULT_POOL,
     name: str | None = None,
@@ -222,6 +233,7 @@ def tool(
     settle: float = 0.0,
     operation: Callable[[Any], str] | None = None,
     unknown: str = "model",
+    policy: Policy = "allow",
     version: int = 1,
     pool: str = DEFAULT_POOL,
     name: str | None = None,
@@ -231,7 +243,9 @@ def tool(
 
     `replay` says what may be done when it is unknown whether a call took effect: nothing (unsafe), run it again (safe),
     or look it up (reconcile, see `Tool.lookup`). `timeout` and `settle` are seconds. `operation` gives the key of the
-    effect from the validated arguments (one attribute each). Raises BadDefinition.
+    effect from the validated arguments (one attribute each). `unknown` says who is told when an effect stays unknown,
+    the "model" or a person ("review"). `policy` is "allow", "deny", "ask", Ask(...), or a function of the validated
+    arguments that gives one of these. Raises BadDefinition.
     """
 
     def define(function: Callable[..., Any]) -> Tool:
@@ -252,6 +266,8 @@ def tool(
             retries=_at_least("retries", retries, 0, called),
             settle=check_seconds("settle", settle, called, zero=True),
             operation=operation,
+            unknown=unknown,
+            policy=policy,
             pool=pool,
             output_limit=min(_at_least("output_limit", output_limit, 1, called), MAX_BYTES),
             arguments=arguments_of(signature, hints, called),
@@ -259,10 +275,10 @@ def tool(
             results=result_adapter(hints.get("return", Any)),
         )
 
-    if unknown != "model":
-        raise BadDefinition(
-            f"unknown={unknown!r} cannot be used: there are no reviews by people yet", 'leave it out, or use "model"'
-        )
+    if unknown not in ("model", "review"):
+        raise BadDefinition(f"unknown={unknown!r} is nobody to tell", 'use "model" or "review"')
+    if not callable(policy):
+        check_rule(policy)
     return define if function is None else define(function)
 
 

@@ -22,20 +22,24 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance, signalling, stopping
+from shared.engine import acceptance, answering, signalling, stopping
+from shared.engine.answering import AnswerReceipt
 from shared.engine.ledger import Ledger
 from shared.errors import (
     BadInput,
     ServerUnavailable,
     StaleWrite,
     UnfitConnection,
+    UnknownApproval,
     UnknownSession,
     UnknownSubmission,
     UnknownTask,
 )
 from shared.kernel.verify import Flaw, check, read_head
+from shared.model.approval import Answer, Approval
 from shared.model.event import Event
 from shared.model.ids import (
+    ApprovalId,
     SessionId,
     SubmissionId,
     TaskId,
@@ -47,6 +51,7 @@ from shared.model.ids import (
 from shared.model.json import Json, clean, clean_text, digest
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
+from shared.model.task import Task
 from shared.runtime.settings import addresses
 from shared.store import reads
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
@@ -58,6 +63,7 @@ Read = TypeVar("Read")
 INPUT_LIMIT = 1_000_000
 """Characters of one input."""
 
+REMARK_LIMIT = 2_000
 SIGNAL_BYTES = 256 * 1024
 ALL = 2**31 - 1
 NAME_LIMIT = 500
@@ -207,11 +213,64 @@ class Client:
             return stopping.cancel_submission(self._ledger, found, reason)
         if session is not None:
             return stopping.cancel_session(self._ledger, self._known(session), reason)
-        task_id = TaskId(_uuid(given[0], "task"))
-        known = reads.task(self._database, task_id)
-        if known is None or reads.session(self._database, self.tenant, known.session_id) is None:
-            raise UnknownTask(task_id)
-        return stopping.cancel_task(self._ledger, known, reason)
+        return stopping.cancel_task(self._ledger, self._task(given[0]), reason)
+
+    def approvals(self) -> list[Approval]:
+        """All questions to people that wait for an answer, oldest first."""
+        return reads.open_approvals(self._database, self.tenant)
+
+    def answer(
+        self,
+        approval: ApprovalId | UUID | str,
+        answer: Answer | str,
+        *,
+        arguments: Json = None,
+        result: Json = None,
+        comment: str | None = None,
+        who: str | None = None,
+    ) -> AnswerReceipt:
+        """Answer a question: `approved` (also with other `arguments`) or `denied`; for a review `happened` (with its
+        `result`), `did_not_happen` or `unknown`.
+
+        The first answer stands; one that comes later, or after the deadline, is not accepted and changes nothing.
+        Raises BadInput and UnknownApproval.
+        """
+        approval_id = ApprovalId(_uuid(approval, "question"))
+        asked = reads.approval(self._database, self.tenant, approval_id)
+        if asked is None:
+            raise UnknownApproval(approval_id)
+        return answering.answer(
+            self._ledger,
+            asked,
+            _answer(answer),
+            arguments=None if arguments is None else clean(arguments, limit=SIGNAL_BYTES),
+            result=clean(result, limit=SIGNAL_BYTES),
+            comment=_remark(comment),
+            who=_remark(who),
+        )
+
+    def settle(
+        self,
+        task: TaskId | UUID | str,
+        answer: Answer | str,
+        *,
+        result: Json = None,
+        comment: str | None = None,
+        who: str | None = None,
+    ) -> AnswerReceipt | None:
+        """Say what became of a call that ended as unknown: `happened` (with its `result`) or `did_not_happen`.
+
+        It is a new fact that later requests to the model know; None if it was settled before. Raises BadInput and
+        UnknownTask.
+        """
+        return answering.settle(
+            self._ledger,
+            self._task(task),
+            _answer(answer),
+            result=clean(result, limit=SIGNAL_BYTES),
+            comment=_remark(comment),
+            who=_remark(who),
+        )
 
     def signal(
         self,
@@ -230,7 +289,7 @@ class Client:
             self._ledger,
             self.tenant,
             self._known(session),
-            name=_name(name, "name"),
+            name=_signal_name(name),
             key=clean_text(key)[:NAME_LIMIT],
             payload=clean(payload, limit=SIGNAL_BYTES),
             request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
@@ -285,6 +344,13 @@ class Client:
         """All sessions of the tenant, newest first."""
         return [row["id"] for row in reads.sessions_of(self._database, self.tenant, most=ALL)]
 
+    def _task(self, task: TaskId | UUID | str) -> Task:
+        task_id = TaskId(_uuid(task, "task"))
+        found = reads.task(self._database, task_id)
+        if found is None or reads.session(self._database, self.tenant, found.session_id) is None:
+            raise UnknownTask(task_id)
+        return found
+
     def _known(self, session: SessionId | UUID | str) -> SessionId:
         session_id = SessionId(_uuid(session, "session"))
         if reads.session(self._database, self.tenant, session_id) is None:
@@ -330,12 +396,29 @@ def _name(value: str, what: str) -> str:
     return value
 
 
+def _signal_name(value: str) -> str:
+    if value.startswith("human:"):
+        raise BadInput("names that begin with human: are for answers of people", "use client.answer")
+    return _name(value, "name")
+
+
 def _input(value: str) -> str:
     if not value.strip():
         raise BadInput("the input is empty")
     if len(value) > INPUT_LIMIT:
         raise BadInput(f"the input has {len(value):,} characters, more than {INPUT_LIMIT:,}")
     return clean_text(value)
+
+
+def _answer(value: Answer | str) -> Answer:
+    try:
+        return Answer(value)
+    except ValueError:
+        raise BadInput(f"{value!r} is no answer", f"use one of {', '.join(Answer)}") from None
+
+
+def _remark(value: str | None) -> str | None:
+    return None if value is None else clean_text(value)[:REMARK_LIMIT]
 
 
 def _mode(value: Mode | str) -> Mode:

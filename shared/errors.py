@@ -97,6 +97,13 @@ class UnknownTask(BadInput):
         super().__init__(f"no task {task}", "list a session's tasks with `brainhands show SESSION`")
 
 
+class UnknownApproval(BadInput):
+    """No question of this tenant has the given id."""
+
+    def __init__(self, approval: object) -> None:
+        super().__init__(f"no question {approval}", "list the open ones with `brainhands approvals`")
+
+
 class UnfitConnection(BadInput):
     """A caller's connection with which a submission could not be part of the caller's transaction."""
 

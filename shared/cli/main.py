@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from shared.cli.approvals import approvals, approve, deny, review, settle
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.parts import brain, flower, hands, migrate, relay
@@ -35,6 +36,11 @@ for command in (
     submit,
     cancel,
     signal,
+    approvals,
+    approve,
+    deny,
+    review,
+    settle,
     watch,
     sessions,
     show,

@@ -10,15 +10,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from uuid import UUID
 
 from shared.engine import cancellation, endings
 from shared.engine.definition import Step
 from shared.kernel import chain, intake, moves
-from shared.model.commit import AttemptStep, Commit, InboxEntry, NewAttempt, NewWait, SubmissionEnd, TaskChange
+from shared.model.approval import HUMAN, Answer, Approval
+from shared.model.commit import (
+    ApprovalChange,
+    AttemptStep,
+    Commit,
+    InboxEntry,
+    NewAttempt,
+    NewWait,
+    SubmissionEnd,
+    TaskChange,
+)
 from shared.model.document import StoredDocument
 from shared.model.event import (
     Event,
+    HumanApprovalAnswered,
+    HumanApprovalRequested,
     Payload,
     SignalMissed,
     SignalReceived,
@@ -27,7 +40,7 @@ from shared.model.event import (
     TaskCreated,
     UserMessage,
 )
-from shared.model.ids import ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
+from shared.model.ids import ApprovalId, ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
 from shared.model.json import Json, canonical, clean
 from shared.model.session import Conversation, Inbox
 from shared.model.signal import Signal
@@ -71,6 +84,8 @@ class Draft:
         self._new_submissions: list[Submission] = []
         self._submissions_started: list[SubmissionId] = []
         self._submissions_ended: list[SubmissionEnd] = []
+        self._new_approvals: list[Approval] = []
+        self._approvals: list[ApprovalChange] = []
         self._new_signals: list[tuple[Signal, bytes]] = []
         self._signals_taken: list[tuple[SignalId, TaskId]] = []
         self._inbox: list[InboxEntry] = []
@@ -190,6 +205,53 @@ class Draft:
             for each in dict.fromkeys(dependencies)
         ]
 
+    def ask(self, approval: Approval, call: dict[str, Json], *, task: Task, causes: Iterable[int]) -> int:
+        """Put a question to people about a call of a task, and return the seq of its event."""
+        self._new_approvals.append(approval)
+        payload = HumanApprovalRequested(
+            **call,
+            approval=str(approval.id),
+            question=approval.question,
+            about=approval.about,
+            answer_by=approval.answer_by,
+            default_answer=approval.default_answer,
+        )
+        return self.event(payload, causes=causes, task=task)
+
+    def answer(self, before: Approval, after: Approval) -> None:
+        """Store the answer to a question, and let the task that asked go on."""
+        waiter = self.view.signal_waiter(HUMAN, str(before.id))
+        payload = HumanApprovalAnswered(
+            approval=str(after.id),
+            question=after.question,
+            answer=after.answer,
+            answered_by=after.answered_by,
+            comment=after.comment,
+            edited_arguments=after.edited_arguments,
+            result=after.result,
+        )
+        asked = [] if waiter is None else [waiter.checkpoint["asked_seq"]]
+        seq = self.event(payload, causes=asked, task=waiter)
+        self.change_approval(before, after)
+        if waiter is not None:
+            self.load([waiter])
+            self.change(moves.signalled(self.task(waiter.id), {"answered_seq": seq}))
+
+    def change_approval(self, before: Approval, after: Approval) -> None:
+        self._approvals.append(ApprovalChange(before=before, after=after))
+
+    def add_approval(self, approval: Approval) -> None:
+        """Store a question that is answered already."""
+        self._new_approvals.append(approval)
+
+    def close_question(self, asker: Task) -> None:
+        """The call that asked has ended: nobody need answer any more."""
+        if asker.signal_name != HUMAN or asker.signal_key is None:
+            return
+        approval = self.view.approval(ApprovalId(UUID(asker.signal_key)))
+        if approval is not None and approval.answer is Answer.PENDING:
+            self.change_approval(approval, replace(approval, answer=Answer.CANCELLED, answered_at=self.now))
+
     def wait_for_signal(self, waiter: Task) -> None:
         """Let a waiting task go on at once if its signal has come already."""
         assert waiter.signal_name is not None
@@ -218,6 +280,12 @@ class Draft:
         """The deadline of a wait for a signal has passed: the task goes on without it."""
         assert waiter.signal_name is not None
         assert waiter.signal_key is not None
+        if waiter.signal_name == HUMAN:
+            approval = self.view.approval(ApprovalId(UUID(waiter.signal_key)))
+            assert approval is not None
+            use_by = self.now + timedelta(seconds=approval.use_seconds)
+            self.answer(approval, replace(approval, answer=Answer.EXPIRED, answered_at=self.now, use_by=use_by))
+            return
         payload = SignalMissed(name=waiter.signal_name, key=waiter.signal_key)
         self.event(payload, causes=[waiter.cause] if waiter.cause else (), task=waiter)
         self.change(moves.signalled(waiter, None))
@@ -371,6 +439,8 @@ class Draft:
             new_submissions=tuple(self._new_submissions),
             submissions_started=tuple(self._submissions_started),
             submissions_ended=tuple(self._submissions_ended),
+            new_approvals=tuple(self._new_approvals),
+            approvals=tuple(self._approvals),
             new_signals=tuple(self._new_signals),
             signals_taken=tuple(self._signals_taken),
             inbox=tuple(self._inbox),

@@ -77,6 +77,7 @@ def cancel(draft: Draft, task: Task) -> None:
     """End a task for a cancel; a call whose intent is stored may have acted, and ends as unknown."""
     if task.status is Status.RUNNING and recovery.asked_the_model(task):
         keep_partial_text(draft, task, "cancelled")
+    draft.close_question(task)
     seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=_cause(task), task=task)
     if recovery.effect_is_unknown(task):
         _leave_unknown(draft, task, "cancelled; its effect may have happened", cause=seq)

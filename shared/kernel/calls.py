@@ -22,8 +22,12 @@ def call_task(
     arguments: Json,
     cause: int,
     now: datetime,
+    rule: str | None = None,
 ) -> Task:
-    """The call of a published tool or flow; `call_id` is the model's, None for a flow's own call."""
+    """The call of a published tool or flow; `call_id` is the model's, None for a flow's own call.
+
+    `rule` is what the agent says of calls of this tool: allow, ask or deny.
+    """
     return Task(
         id=task_id,
         session_id=owner.session_id,
@@ -33,7 +37,7 @@ def call_task(
         kind=kind,
         version=version,
         requires=Requirement(name=kind, version=version),
-        input={"call_id": call_id, "arguments": arguments},
+        input={"call_id": call_id, "arguments": arguments, **({} if rule is None else {"rule": rule})},
         cause=cause,
         priority=owner.priority,
         status=Status.PENDING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shared.model.approval import Approval
 from shared.model.document import StoredDocument
 from shared.model.event import Event
 from shared.model.ids import SignalId, SubmissionId, TaskId
@@ -63,6 +64,14 @@ class NewWait:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ApprovalChange:
+    """A question as it was read and as it shall be; stored only if answer and use are still those of `before`."""
+
+    before: Approval
+    after: Approval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InboxEntry:
     """Input put into a conversation's inbox."""
 
@@ -103,6 +112,8 @@ class Commit:
     new_submissions: tuple[Submission, ...] = ()
     submissions_started: tuple[SubmissionId, ...] = ()
     submissions_ended: tuple[SubmissionEnd, ...] = ()
+    new_approvals: tuple[Approval, ...] = ()
+    approvals: tuple[ApprovalChange, ...] = ()
     new_signals: tuple[tuple[Signal, bytes], ...] = ()
     """New signals, each with the digest of its request."""
     signals_taken: tuple[tuple[SignalId, TaskId], ...] = ()

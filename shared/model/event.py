@@ -220,6 +220,48 @@ class TaskCancelled(Payload):
     phase: str
 
 
+class PolicyDecided(ToolEvent):
+    """What the rules said of a call: allow, deny or ask, and whose rule it was."""
+
+    event_type = "policy_decided"
+    rule: str
+    by: str
+
+
+class HumanApprovalRequested(ToolEvent):
+    """A person is asked: may this run, or did this happen."""
+
+    event_type = "human_approval_requested"
+    approval: str
+    question: str
+    about: str
+    answer_by: datetime
+    default_answer: str
+
+
+class HumanApprovalAnswered(Payload):
+    """A question was answered, or its time ran out."""
+
+    event_type = "human_approval_answered"
+    approval: str
+    question: str
+    answer: str
+    answered_by: str | None = None
+    comment: str | None = None
+    edited_arguments: Json = None
+    result: Json = None
+
+
+class ToolCallSettled(ToolEvent):
+    """A person found out what became of a call that had ended as unknown."""
+
+    event_type = "tool_call_settled"
+    approval: str
+    answer: str
+    result: Json = None
+    comment: str | None = None
+
+
 class SignalReceived(Payload):
     event_type = "signal_received"
     signal: str
@@ -289,6 +331,10 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         TaskPhase,
         TaskRecovered,
         TaskFailed,
+        PolicyDecided,
+        HumanApprovalRequested,
+        HumanApprovalAnswered,
+        ToolCallSettled,
         SignalReceived,
         SignalTaken,
         SignalMissed,

@@ -13,6 +13,7 @@ TaskId = NewType("TaskId", UUID)
 SubmissionId = NewType("SubmissionId", UUID)
 WorkerId = NewType("WorkerId", UUID)
 SignalId = NewType("SignalId", UUID)
+ApprovalId = NewType("ApprovalId", UUID)
 
 
 def new_uuid() -> UUID:
@@ -43,6 +44,10 @@ def new_task_id() -> TaskId:
 
 def new_submission_id() -> SubmissionId:
     return SubmissionId(new_uuid())
+
+
+def new_approval_id() -> ApprovalId:
+    return ApprovalId(new_uuid())
 
 
 def new_signal_id() -> SignalId:

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from uuid import UUID
 
+from shared.model.approval import Approval
 from shared.model.event import Event
 from shared.model.json import Json
 from shared.model.session import Conversation, Session
@@ -127,6 +128,31 @@ def signal_receipt(value: SignalReceipt) -> dict[str, Json]:
         "session_id": _id(value.session_id),
         "request_id": value.request_id,
         "taken": value.taken,
+    }
+
+
+def approval(value: Approval) -> dict[str, Json]:
+    return {
+        "id": _id(value.id),
+        "session": _id(value.session_id),
+        "task": _id(value.task_id),
+        "question": value.question,
+        "tool": value.tool,
+        "version": value.version,
+        "operation_id": value.operation_id,
+        "arguments": value.arguments,
+        "about": value.about,
+        "default_answer": value.default_answer,
+        "asked_at": _time(value.asked_at),
+        "answer_by": _time(value.answer_by),
+        "answer": value.answer,
+        "answered_at": _time(value.answered_at),
+        "answered_by": value.answered_by,
+        "comment": value.comment,
+        "edited_arguments": value.edited_arguments,
+        "result": value.result,
+        "use_by": _time(value.use_by),
+        "used_at": _time(value.used_at),
     }
 
 

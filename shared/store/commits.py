@@ -20,7 +20,7 @@ from sqlalchemy import ARRAY, Boolean, Double, Text, Uuid, any_, bindparam, case
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
 from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
-from shared.model.commit import Commit, Guard, InboxEntry, NewAttempt
+from shared.model.commit import ApprovalChange, Commit, Guard, InboxEntry, NewAttempt
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import canonical
 from shared.model.submission import Submission
@@ -29,6 +29,7 @@ from shared.runtime.logs import logger
 from shared.store import rows
 from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
 from shared.store.tables import (
+    approvals,
     attempts,
     conversations,
     documents,
@@ -229,6 +230,26 @@ END_SUBMISSION = Statement(
         done_at=func.clock_timestamp(),
     )
 )
+INSERT_APPROVAL = Statement(insert(approvals).values({c.name: bindparam(c.name) for c in approvals.c}))
+_ANSWER_COLUMNS = (
+    "answer",
+    "answered_at",
+    "answered_by",
+    "comment",
+    "edited_arguments",
+    "result",
+    "use_by",
+    "used_at",
+)
+CHANGE_APPROVAL = Statement(
+    update(approvals)
+    .where(
+        approvals.c.id == bindparam("approval_id"),
+        approvals.c.answer == bindparam("answer_before"),
+        approvals.c.used_at.is_(None),
+    )
+    .values({name: bindparam(name) for name in _ANSWER_COLUMNS})
+)
 _SIGNAL_COLUMNS = ("id", "session_id", "name", "key", "payload", "request_digest", "seq", "sent_at", "taken_by")
 INSERT_SIGNAL = Statement(
     insert_or_update(signals)
@@ -324,6 +345,8 @@ def _additions(commit: Commit) -> list[Call]:
         ).must_touch(1)
         for each in commit.submissions_ended
     ]
+    calls += [INSERT_APPROVAL(**rows.approval_row(each)) for each in commit.new_approvals]
+    calls += [_approval_change(each) for each in commit.approvals]
     calls += [
         INSERT_SIGNAL(
             id=signal.id,
@@ -347,6 +370,15 @@ def _additions(commit: Commit) -> list[Call]:
         calls.append(DELETE_HINTS(ids=list(commit.no_longer_pending)))
     calls += [insert_hint(each, commit.session.tenant, commit.hint_delays.get(each.id, 0)) for each in commit.pending]
     return calls
+
+
+def _approval_change(change: ApprovalChange) -> Call:
+    row = rows.approval_row(change.after)
+    return CHANGE_APPROVAL(
+        approval_id=change.before.id,
+        answer_before=change.before.answer,
+        **{name: row[name] for name in _ANSWER_COLUMNS},
+    ).must_touch(1)
 
 
 def _attempt(new: NewAttempt) -> Call:

@@ -9,16 +9,28 @@ from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import distinct_on
 
+from shared.model.approval import Approval
 from shared.model.document import StoredDocument
 from shared.model.event import Event
-from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
+from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.session import Conversation, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import rows
 from shared.store.database import Call, Database, Result, Row, Statement
-from shared.store.tables import conversations, documents, events, inbox, outbox, sessions, signals, submissions, tasks
+from shared.store.tables import (
+    approvals,
+    conversations,
+    documents,
+    events,
+    inbox,
+    outbox,
+    sessions,
+    signals,
+    submissions,
+    tasks,
+)
 from shared.store.view import LATEST_DOCUMENT
 
 OBSERVER_SECONDS = 2.0
@@ -114,6 +126,18 @@ SUBMISSION = Statement(
     )
 )
 SUBMISSION_BY_REQUEST = Statement(select(submissions).where(submissions.c.request_digest == bindparam("digest")))
+APPROVAL = Statement(
+    select(approvals)
+    .join(sessions, sessions.c.id == approvals.c.session_id)
+    .where(approvals.c.id == bindparam("approval_id"), sessions.c.tenant == bindparam("tenant"))
+)
+OPEN_APPROVALS = Statement(
+    select(approvals)
+    .join(sessions, sessions.c.id == approvals.c.session_id)
+    .where(approvals.c.answer == "pending", sessions.c.tenant == bindparam("tenant"))
+    .order_by(approvals.c.asked_at, approvals.c.id)
+)
+TASK_APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
 SIGNAL_BY_REQUEST = Statement(select(signals).where(signals.c.request_digest == bindparam("digest")))
 TASK = Statement(select(tasks).where(tasks.c.id == bindparam("task_id")))
 USAGE = Statement(
@@ -198,6 +222,25 @@ def event_page(database: Database, session_id: SessionId, after: int, most: int 
 def submission(database: Database, tenant: str, submission_id: SubmissionId) -> Submission | None:
     (result,) = _read(database, SUBMISSION(submission_id=submission_id, tenant=tenant))
     return None if result.first is None else rows.submission(result.first)
+
+
+def approval(database: Database, tenant: str, approval_id: ApprovalId) -> Approval | None:
+    """A question put to people, of this tenant."""
+    (result,) = database.run(APPROVAL(approval_id=approval_id, tenant=tenant))
+    return None if result.first is None else rows.approval(result.first)
+
+
+def open_approvals(database: Database, tenant: str) -> list[Approval]:
+    """All questions of a tenant that wait for an answer, oldest first."""
+    (result,) = database.run(OPEN_APPROVALS(tenant=tenant))
+    return [rows.approval(row) for row in result.rows]
+
+
+def approval_of_task(database: Database, approval_id: ApprovalId) -> Approval:
+    """The question that a task of ours has asked."""
+    (result,) = database.run(TASK_APPROVAL(approval_id=approval_id))
+    assert result.first is not None
+    return rows.approval(result.first)
 
 
 def signal_by_request(database: Database, digest: bytes) -> Signal | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shared.model.approval import Answer, Approval, Question
 from shared.model.commit import InboxEntry
 from shared.model.document import StoredDocument
 from shared.model.event import Event
@@ -128,6 +129,22 @@ def event(row: Row) -> Event:
 def event_row(value: Event) -> dict[str, Any]:
     fields = _fields(value)
     return {**fields, "payload": fields.pop("payload_text"), "causes": list(value.causes)}
+
+
+def approval(row: Row) -> Approval:
+    return Approval(
+        **{
+            **row,
+            "question": Question(row["question"]),
+            "default_answer": Answer(row["default_answer"]),
+            "answer": Answer(row["answer"]),
+        }
+    )
+
+
+def approval_row(value: Approval) -> dict[str, Any]:
+    json = {name: canonical(getattr(value, name)) for name in ("arguments", "edited_arguments", "result")}
+    return {**_fields(value), **json}
 
 
 def signal(row: Row) -> Signal:

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Uuid, and_, any_, bindparam, func, or_, select
+from sqlalchemy import ARRAY, Uuid, and_, any_, bindparam, func, literal_column, or_, select
 
 from shared.errors import UnknownSession
+from shared.model.approval import Approval
 from shared.model.document import StoredDocument
-from shared.model.ids import ConversationId, SessionId, TaskId
+from shared.model.ids import ApprovalId, ConversationId, SessionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import rows
 from shared.store.database import Row, Statement, Transaction
-from shared.store.tables import attempts, conversations, documents, inbox, sessions, signals, tasks, waits
+from shared.store.tables import approvals, attempts, conversations, documents, inbox, sessions, signals, tasks, waits
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -87,6 +88,26 @@ STEERING = Statement(
     select(inbox)
     .where(inbox.c.conversation_id == bindparam("conversation_id"), inbox.c.mode == "steer")
     .order_by(inbox.c.position)
+)
+APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
+_SETTLED = (
+    select(approvals.c.id)
+    .where(
+        approvals.c.task_id == tasks.c.id,
+        approvals.c.question == "review",
+        approvals.c.answer.in_([literal_column("'happened'"), literal_column("'did_not_happen'")]),
+    )
+    .exists()
+)
+UNKNOWN_CALLS = Statement(
+    select(tasks)
+    .where(
+        tasks.c.session_id == bindparam("session_id"),
+        tasks.c.kind == bindparam("kind"),
+        tasks.c.outcome == "interrupted",
+        ~_SETTLED,
+    )
+    .order_by(tasks.c.id)
 )
 _SIGNALLED = (
     tasks.c.session_id == bindparam("session_id"),
@@ -213,6 +234,16 @@ class View:
             None if entry.first is None else rows.inbox(entry.first),
             bool(active.rows),
         )
+
+    def approval(self, approval_id: ApprovalId) -> Approval | None:
+        """A question as it stands; all that change it hold this session's lock."""
+        (result,) = self._open.run(APPROVAL(approval_id=approval_id))
+        return None if result.first is None else rows.approval(result.first)
+
+    def unknown_calls(self, kind: str) -> list[Task]:
+        """Ended calls of a kind in this session of which nobody has found out whether they took effect."""
+        (result,) = self._open.run(UNKNOWN_CALLS(session_id=self.session.id, kind=kind))
+        return [rows.task(row) for row in result.rows]
 
     def signal_waiter(self, name: str, key: str) -> Task | None:
         """The task that has waited longest for such a signal."""

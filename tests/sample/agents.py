@@ -10,3 +10,11 @@ worker = Agent(
     tools=["echo", "note", "send_unsafe", "send_safe", "send_reconcile", "flaky", "slow", "batch", "race", "payment"],
     request_seconds=20,
 )
+careful = Agent(
+    name="careful",
+    version=1,
+    instructions="Do as you are told, carefully.",
+    tools=["pay", "pay_soon", "pay_now", "wire_money", "note", "echo", "batch", "send_unsafe"],
+    rules={"note": "deny", "echo": "ask", "batch": "ask"},
+    request_seconds=20,
+)

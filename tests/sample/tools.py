@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from hands import (
+    Ask,
     Document,
     Done,
     Fail,
@@ -163,3 +165,38 @@ class Payment(Flow, name="payment", version=1):
     @phase
     def tell(self) -> object:
         return Done(self.signal)
+
+
+def _pay_rule(arguments: Any) -> object:
+    """Small amounts run, large ones are refused, the rest is asked about."""
+    if arguments.amount < 10:
+        return "allow"
+    return "deny" if arguments.amount > 1_000 else Ask(answer_seconds=60, use_seconds=60)
+
+
+@tool(policy=_pay_rule)
+def pay(to: str, amount: int) -> str:
+    """Pay somebody."""
+    act(f"pay {to} {amount}")
+    return f"paid {amount} to {to}"
+
+
+@tool(policy=Ask(answer_seconds=1, use_seconds=60))
+def pay_soon(to: str) -> str:
+    """Pay if somebody agrees within a second."""
+    act(f"pay_soon {to}")
+    return "paid"
+
+
+@tool(policy=Ask(answer_seconds=60, use_seconds=1))
+def pay_now(to: str) -> str:
+    """Pay, but only within a second of the approval."""
+    act(f"pay_now {to}")
+    return "paid"
+
+
+@tool(unknown="review")
+def wire_money(to: str) -> str:
+    """Send money without a way to find out, so that a person is asked when it is unknown."""
+    act(f"wire {to}")
+    raise ConnectionError("cut")

@@ -113,6 +113,54 @@ def upgrade() -> None:
     )
     op.create_index(op.f("workers_seen_at_idx"), "workers", ["seen_at"], unique=False, schema="brainhands")
     op.create_table(
+        "approvals",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("session_id", sa.Uuid(), nullable=False),
+        sa.Column("task_id", sa.Uuid(), nullable=False),
+        sa.Column("question", sa.Text(), nullable=False),
+        sa.Column("tool", sa.Text(), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("operation_id", sa.Text(), nullable=False),
+        sa.Column("arguments", postgresql.JSON(astext_type=sa.Text()), nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("about", sa.Text(), nullable=False),
+        sa.Column("default_answer", sa.Text(), nullable=False),
+        sa.Column("use_seconds", sa.Double(), nullable=False),
+        sa.Column("asked_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("answer_by", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("answer", sa.Text(), nullable=False),
+        sa.Column("answered_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("answered_by", sa.Text(), nullable=True),
+        sa.Column("comment", sa.Text(), nullable=True),
+        sa.Column("edited_arguments", postgresql.JSON(astext_type=sa.Text()), nullable=False),
+        sa.Column("result", postgresql.JSON(astext_type=sa.Text()), nullable=False),
+        sa.Column("use_by", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("used_at", sa.DateTime(timezone=True), nullable=True),
+        sa.CheckConstraint("(answer = 'pending') = (answered_at IS NULL)", name=op.f("approvals_answered_once_check")),
+        sa.CheckConstraint(
+            "CASE question WHEN 'approval' THEN answer IN ('pending', 'approved', 'denied', 'expired', 'cancelled') ELSE answer IN ('pending', 'happened', 'did_not_happen', 'unknown', 'expired', 'cancelled') END",
+            name=op.f("approvals_answer_check"),
+        ),
+        sa.CheckConstraint("question IN ('approval', 'review')", name=op.f("approvals_question_check")),
+        sa.CheckConstraint(
+            "used_at IS NULL OR (question = 'approval' AND answer IN ('approved', 'expired'))",
+            name=op.f("approvals_used_check"),
+        ),
+        sa.ForeignKeyConstraint(["session_id"], ["brainhands.sessions.id"], name=op.f("approvals_session_id_fkey")),
+        sa.PrimaryKeyConstraint("id", name=op.f("approvals_pkey")),
+        schema="brainhands",
+    )
+    op.create_index(
+        "approvals_open_idx",
+        "approvals",
+        ["session_id", "asked_at"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("answer = 'pending'"),
+    )
+    op.create_index(op.f("approvals_session_id_idx"), "approvals", ["session_id"], unique=False, schema="brainhands")
+    op.create_index(op.f("approvals_task_id_idx"), "approvals", ["task_id"], unique=False, schema="brainhands")
+    op.create_table(
         "conversations",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("session_id", sa.Uuid(), nullable=False),
@@ -351,6 +399,14 @@ def upgrade() -> None:
         unique=False,
         schema="brainhands",
         postgresql_where=sa.text("status <> 'done'"),
+    )
+    op.create_index(
+        "tasks_unknown_idx",
+        "tasks",
+        ["session_id", "kind"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("outcome = 'interrupted'"),
     )
     op.create_index(
         "tasks_wake_at_idx",

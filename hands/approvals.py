@@ -1,0 +1,89 @@
+"""Asking people about a call: may it run, or did its effect happen. A question holds nothing while it waits.
+
+An approval is bound to one operation and its final arguments. The commit that stores the intent uses it up; it covers
+every attempt of that operation and nothing else, and lapses if it is not used in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+from hands.policy import Ask
+from shared.engine.draft import Draft
+from shared.engine.run import Run
+from shared.model.approval import HUMAN, Answer, Approval, Question
+from shared.model.ids import ApprovalId, new_approval_id
+from shared.model.json import Json, digest
+from shared.model.task import Task, WaitSignal
+from shared.store import reads
+
+REVIEW_SECONDS = 7 * 86_400.0
+"""How long a person has to find out about an unknown effect before it stays unknown."""
+
+PHASES = {Question.APPROVAL: "answered", Question.REVIEW: "reviewed"}
+
+
+def ask(
+    draft: Draft,
+    task: Task,
+    call: dict[str, Json],
+    question: Question,
+    about: str,
+    causes: list[int],
+    terms: Ask | None = None,
+    *,
+    more: dict[str, Json] | None = None,
+) -> WaitSignal:
+    """Store a question about a call (the fields of a tool event) and wait for its answer; `more` is kept with it."""
+    terms = terms or Ask()
+    is_review = question is Question.REVIEW
+    seconds = REVIEW_SECONDS if is_review else terms.answer_seconds
+    default = Answer.APPROVED if terms.default == "approve" else Answer.DENIED
+    approval = Approval(
+        id=new_approval_id(),
+        session_id=task.session_id,
+        task_id=task.id,
+        question=question,
+        tool=call["tool"],
+        version=call["version"],
+        operation_id=call["operation_id"],
+        arguments=call["arguments"],
+        digest=digest([call["tool"], call["version"], call["arguments"]]),
+        about=about,
+        default_answer=Answer.UNKNOWN if is_review else default,
+        use_seconds=terms.use_seconds,
+        asked_at=draft.now,
+        answer_by=draft.now + timedelta(seconds=seconds),
+    )
+    seq = draft.ask(approval, call, task=draft.task(task.id), causes=causes)
+    kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}
+    checkpoint = {**task.checkpoint, "call": kept, "approval": str(approval.id), "asked_seq": seq, **(more or {})}
+    return WaitSignal(HUMAN, PHASES[question], seconds, str(approval.id), checkpoint)
+
+
+def asked(run: Run) -> Approval:
+    """The question that a task waited for, with its answer."""
+    return reads.approval_of_task(run.database, ApprovalId(UUID(run.task.checkpoint["approval"])))
+
+
+def use(draft: Draft, approval: Approval) -> str | None:
+    """Use an approval up, in the commit that stores the intent; or say why it cannot be used."""
+    assert approval.use_by is not None
+    if draft.now > approval.use_by:
+        return "not run: the approval was not used in time; it may be asked again"
+    draft.change_approval(approval, replace(approval, used_at=draft.now))
+    return None
+
+
+def why_not(approval: Approval) -> str:
+    """What the caller is told when a call may not run."""
+    comment = f": {approval.comment}" if approval.comment else ""
+    match approval.answer:
+        case Answer.EXPIRED:
+            return "not run: nobody answered in time; it may be asked again"
+        case Answer.DENIED:
+            return f"not run: {approval.answered_by or 'a person'} denied it{comment}"
+        case _:
+            return f"not run: the question was closed ({approval.answer})"

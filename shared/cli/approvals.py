@@ -1,0 +1,94 @@
+"""Questions to people on the command line: listing them, and answering."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.cli.timeline import one_line
+from shared.engine.answering import AnswerReceipt
+from shared.model import wire
+from shared.model.approval import Answer
+from shared.model.json import Json, canonical, parse
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Question = Annotated[str, typer.Argument(help="The question's id, as `brainhands approvals` lists it.")]
+Comment = Annotated[str | None, typer.Option(help="What the log and the model shall know about it.")]
+Result = Annotated[str, typer.Option(help="What the call gave, as JSON.")]
+
+
+def approvals(json: AsJson = False) -> None:
+    """List the questions that wait for an answer, oldest first."""
+    with open_client() as client:
+        found = client.approvals()
+    if json:
+        print_json([wire.approval(each) for each in found])
+        return
+    for each in found:
+        print(f"{each.id}  {each.question}  {each.tool}@{each.version}  until {each.answer_by:%Y-%m-%d %H:%M:%S} UTC")
+        print(f"    {one_line(canonical(each.arguments), 90)}\n    {one_line(each.about, 90)}")
+
+
+def approve(
+    question: Question,
+    arguments: Annotated[str | None, typer.Option(help="Run it with these arguments instead, as JSON.")] = None,
+    comment: Comment = None,
+    json: AsJson = False,
+) -> None:
+    """Let a call run, as it is or with other arguments, which are validated and judged again."""
+    _answer(question, Answer.APPROVED, None if arguments is None else parse(arguments), None, comment, json)
+
+
+def deny(question: Question, comment: Comment = None, json: AsJson = False) -> None:
+    """Refuse a call; the model is told, with the comment."""
+    _answer(question, Answer.DENIED, None, None, comment, json)
+
+
+def review(
+    question: Question,
+    answer: Annotated[str, typer.Argument(help="happened, did_not_happen or unknown.")],
+    result: Result = "null",
+    comment: Comment = None,
+    json: AsJson = False,
+) -> None:
+    """Say whether the effect of a call happened, and what it gave."""
+    _answer(question, answer, None, parse(result), comment, json)
+
+
+def settle(
+    task: Annotated[str, typer.Argument(help="The call that ended as unknown.")],
+    answer: Annotated[str, typer.Argument(help="happened or did_not_happen.")],
+    result: Result = "null",
+    comment: Comment = None,
+    json: AsJson = False,
+) -> None:
+    """Say what became of a call that the model was already told is unknown."""
+    with open_client() as client:
+        receipt = client.settle(task, answer, result=parse(result), comment=comment, who=getpass.getuser())
+    if receipt is not None:
+        _print(receipt, json)
+        return
+    print("it was settled before")
+    raise typer.Exit(1)
+
+
+def _answer(
+    question: str, answer: Answer | str, arguments: Json, result: Json, comment: str | None, json: bool
+) -> None:
+    with open_client() as client:
+        receipt = client.answer(
+            question, answer, arguments=arguments, result=result, comment=comment, who=getpass.getuser()
+        )
+    _print(receipt, json)
+    if not receipt.accepted:
+        raise typer.Exit(1)
+
+
+def _print(receipt: AnswerReceipt, json: bool) -> None:
+    if json:
+        print_json({"accepted": receipt.accepted, "approval": wire.approval(receipt.approval)})
+        return
+    print(f"{'answered' if receipt.accepted else 'not accepted, it stands at'} {receipt.approval.answer}")

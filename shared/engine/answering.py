@@ -1,0 +1,114 @@
+"""How people's answers reach a session: the first answer stands, within its time; and late knowledge of an effect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from shared.engine import endings
+from shared.engine.draft import NOBODY, Draft
+from shared.engine.ledger import Ledger
+from shared.errors import BadInput
+from shared.kernel import recovery
+from shared.model.approval import ANSWERS, Answer, Approval, Question
+from shared.model.commit import Commit
+from shared.model.event import ToolCallSettled
+from shared.model.ids import new_approval_id
+from shared.model.json import Json, digest
+from shared.model.task import Outcome, Task
+from shared.store import reads
+from shared.store.view import View
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerReceipt:
+    """The question as it stands now; `accepted` is False where another answer, or its deadline, came first."""
+
+    approval: Approval
+    accepted: bool
+
+
+def answer(
+    ledger: Ledger,
+    asked: Approval,
+    given: Answer,
+    *,
+    arguments: Json = None,
+    result: Json = None,
+    comment: str | None,
+    who: str | None,
+) -> AnswerReceipt:
+    """Answer a question. Raises BadInput for an answer that it cannot have."""
+    if given not in ANSWERS[asked.question]:
+        fitting = ", ".join(sorted(ANSWERS[asked.question]))
+        raise BadInput(f"{asked.question} {asked.id} cannot be answered with {given}", f"answer {fitting}")
+    if arguments is not None and (given is not Answer.APPROVED or not isinstance(arguments, dict)):
+        raise BadInput("only an approval can change the arguments, to another JSON object")
+
+    def fill(view: View) -> Commit | None:
+        before = view.approval(asked.id)
+        if before is None or before.answer is not Answer.PENDING or view.now >= before.answer_by:
+            return None
+        after = replace(
+            before,
+            answer=given,
+            answered_at=view.now,
+            answered_by=who,
+            comment=comment,
+            edited_arguments=arguments,
+            result=result,
+            use_by=view.now + timedelta(seconds=before.use_seconds),
+        )
+        draft = Draft(view, NOBODY)
+        draft.answer(before, after)
+        return draft.freeze()
+
+    commit = ledger.apply(asked.session_id, [], fill)
+    if commit is not None:
+        return AnswerReceipt(approval=commit.approvals[0].after, accepted=True)
+    return AnswerReceipt(approval=reads.approval_of_task(ledger.database, asked.id), accepted=False)
+
+
+def settle(
+    ledger: Ledger, task: Task, given: Answer, *, result: Json, comment: str | None, who: str | None
+) -> AnswerReceipt | None:
+    """Say what became of a call that ended as unknown: a new fact that changes no task; None if it was said before."""
+    if task.outcome is not Outcome.INTERRUPTED or not recovery.is_call(task):
+        raise BadInput(f"task {task.id} is no call that ended as unknown", "settle only interrupted calls")
+    if given not in (Answer.HAPPENED, Answer.DID_NOT_HAPPEN):
+        raise BadInput(f"a call cannot be settled as {given}", "say happened or did_not_happen")
+    call = endings.call_fields(task)
+
+    def fill(view: View) -> Commit | None:
+        if all(each.id != task.id for each in view.unknown_calls(task.kind)):
+            return None
+        review = Approval(
+            id=new_approval_id(),
+            session_id=task.session_id,
+            task_id=task.id,
+            question=Question.REVIEW,
+            tool=call["tool"],
+            version=task.version,
+            operation_id=call["operation_id"] or str(task.id),
+            arguments=call["arguments"],
+            digest=digest([call["tool"], task.version, call["arguments"]]),
+            about=task.error or "",
+            default_answer=Answer.UNKNOWN,
+            use_seconds=0,
+            asked_at=view.now,
+            answer_by=view.now,
+            answer=given,
+            answered_at=view.now,
+            answered_by=who,
+            comment=comment,
+            result=result,
+        )
+        draft = Draft(view, NOBODY)
+        draft.add_approval(review)
+        payload = ToolCallSettled(**call, approval=str(review.id), answer=given, result=result, comment=comment)
+        cause = task.checkpoint.get("start_seq", task.cause)
+        draft.event(payload, causes=[cause], task=task)
+        return draft.freeze()
+
+    commit = ledger.apply(task.session_id, [], fill)
+    return None if commit is None else AnswerReceipt(approval=commit.new_approvals[0], accepted=True)

@@ -1,0 +1,251 @@
+"""People decide: approvals before a call runs, reviews of what became of one; bound, dated, and each used once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from shared.errors import BadInput, UnknownApproval
+from shared.model.approval import Answer, Approval, Question
+from shared.model.ids import new_approval_id
+from shared.model.submission import Receipt
+from shared.model.task import Outcome, Status
+from shared.runtime.servers import Postgres, Redis
+from shared.store import health
+from tests.conftest import migrated, new_database
+from tests.instruments.fleet import Fleet, fleet_of, wait_until
+from tests.instruments.processes import Child
+
+ENDS = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
+
+
+@pytest.fixture(scope="module")
+def hands_child() -> list[Child]:
+    """The Hands worker of the shared fleet, for tests that stop and start it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def shared_fleet(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, redis_server: Redis, hands_child: list[Child]
+) -> Iterator[Fleet]:
+    """One relay, one Brain and one Hands process for all tests of this file."""
+    redis_server.start()
+    with (
+        new_database(postgres, template=migrated(postgres)) as url,
+        fleet_of(tmp_path_factory.mktemp("approvals"), database_url=url, redis_url=redis_server.url) as fleet,
+    ):
+        fleet.relay()
+        fleet.brain()
+        hands_child.append(fleet.hands())
+        fleet.wait_for_workers(brain=1, hands=1, relay=1)
+        yield fleet
+
+
+def call(fleet: Fleet, tool: str, **arguments: Any) -> Receipt:
+    step = {"calls": [{"name": tool, "arguments": arguments, "id": f"call_{tool}"}]}
+    return fleet.script(step, {"text": "done"}, agent="careful")
+
+
+def question(fleet: Fleet, receipt: Receipt) -> Approval:
+    def found() -> list[Approval]:
+        return [each for each in fleet.client.approvals() if each.session_id == receipt.session_id]
+
+    wait_until(lambda: bool(found()), 30, "a question is asked")
+    return found()[0]
+
+
+def end(fleet: Fleet, receipt: Receipt) -> tuple[str, dict[str, Any]]:
+    """The type and payload of the event that ended the model's call, once the model has answered."""
+    assert fleet.wait(receipt).output == "done"
+    (event,) = [event for event in fleet.client.events(receipt.session_id) if event.type in ENDS]
+    (payload,) = fleet.payloads(receipt.session_id, event.type)
+    return event.type, payload
+
+
+@pytest.mark.promise("F13", "F14")
+def test_an_approved_call_runs_with_its_arguments_and_nothing_waits_in_memory(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay", to="ann", amount=50)
+    asked = question(shared_fleet, receipt)
+    assert (asked.question, asked.arguments) == (Question.APPROVAL, {"to": "ann", "amount": 50})
+    assert {task.status for task in shared_fleet.client.session(receipt.session_id).tasks} == {Status.WAITING}
+    assert health.without_mover(shared_fleet.database) == []
+
+    answered = shared_fleet.client.answer(asked.id, "approved", who="carol", comment="fine")
+
+    assert answered.accepted
+    assert end(shared_fleet, receipt)[1]["result"] == "paid 50 to ann"
+    (decided,) = shared_fleet.payloads(receipt.session_id, "policy_decided")
+    (told,) = shared_fleet.payloads(receipt.session_id, "human_approval_answered")
+    assert (decided["rule"], decided["by"], told["answered_by"]) == ("ask", "tool", "carol")
+    assert shared_fleet.effects().count("pay ann 50") == 1
+
+
+@pytest.mark.promise("F14")
+@pytest.mark.parametrize(("amount", "type"), [(5, "tool_call_success"), (5_000, "tool_call_error")])
+def test_a_rule_allows_or_denies_by_the_arguments(shared_fleet: Fleet, amount: int, type: str) -> None:
+    receipt = call(shared_fleet, "pay", to="rule", amount=amount)
+
+    assert end(shared_fleet, receipt)[0] == type
+    (decided,) = shared_fleet.payloads(receipt.session_id, "policy_decided")
+    assert decided["rule"] == ("allow" if amount == 5 else "deny")
+    assert shared_fleet.effects().count(f"pay rule {amount}") == (amount == 5)
+
+
+@pytest.mark.promise("F14")
+def test_the_stricter_rule_of_agent_and_tool_counts(shared_fleet: Fleet) -> None:
+    denied = call(shared_fleet, "note", text="denied by the agent")
+    asked = call(shared_fleet, "echo", text="asked by the agent")
+
+    assert "denied by a rule of the agent" in end(shared_fleet, denied)[1]["error"]
+    shared_fleet.client.answer(question(shared_fleet, asked).id, Answer.APPROVED)
+    assert end(shared_fleet, asked)[1]["result"] == "asked by the agent"
+
+
+@pytest.mark.promise("F13")
+def test_a_flow_is_asked_about_too(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "batch", texts=[])
+    shared_fleet.client.answer(question(shared_fleet, receipt).id, "denied", comment="not today")
+
+    assert "not today" in end(shared_fleet, receipt)[1]["error"]
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.hazard(20)
+@pytest.mark.case("langchain-ai/langgraph#6533")
+def test_edited_arguments_are_validated_and_judged_again(shared_fleet: Fleet) -> None:
+    outcomes = {}
+    for edit in ({"to": "eve", "amount": 20}, {"to": "eve", "amount": 5_000}, {"to": "eve", "amount": "many"}):
+        receipt = call(shared_fleet, "pay", to="ann", amount=50)
+        shared_fleet.client.answer(question(shared_fleet, receipt).id, "approved", arguments=edit)
+        _, payload = end(shared_fleet, receipt)
+        outcomes[str(edit["amount"])] = payload.get("result") or payload["error"]
+
+    assert outcomes["20"] == "paid 20 to eve"
+    assert "denies" in outcomes["5000"]
+    assert "do not fit" in outcomes["many"]
+    assert shared_fleet.effects().count("pay eve 5000") == 0
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.case("use-agent-os/agent-os#1564")
+@pytest.mark.case("LanternOps/breeze#3090")
+@pytest.mark.case("vstorm-co/agenticos#457")
+def test_nobody_answering_is_not_a_denial_and_a_late_answer_changes_nothing(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay_soon", to="late")
+    asked = question(shared_fleet, receipt)
+
+    _, payload = end(shared_fleet, receipt)
+    late = shared_fleet.client.answer(asked.id, "approved")
+
+    assert "nobody answered in time" in payload["error"]
+    assert (late.accepted, late.approval.answer) == (False, Answer.EXPIRED)
+    assert "pay_soon late" not in shared_fleet.effects()
+
+
+@pytest.mark.promise("F13")
+def test_the_first_answer_stands_and_bad_answers_are_told(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay", to="twice", amount=60)
+    asked = question(shared_fleet, receipt)
+    with pytest.raises(BadInput):
+        shared_fleet.client.answer(asked.id, "happened")
+    with pytest.raises(BadInput):
+        shared_fleet.client.answer(asked.id, "perhaps")
+    with pytest.raises(UnknownApproval):
+        shared_fleet.client.answer(new_approval_id(), "approved")
+
+    first = shared_fleet.client.answer(asked.id, "denied", who="ann")
+    second = shared_fleet.client.answer(asked.id, "approved", who="bob")
+
+    assert (first.accepted, second.accepted, second.approval.answered_by) == (True, False, "ann")
+    assert "ann denied it" in end(shared_fleet, receipt)[1]["error"]
+
+
+@pytest.mark.promise("F13", "C12")
+def test_cancelling_a_call_closes_its_question(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay", to="cancelled", amount=70)
+    asked = question(shared_fleet, receipt)
+
+    shared_fleet.client.cancel(submission=receipt.submission_id)
+
+    late = shared_fleet.client.answer(asked.id, "approved")
+    assert (late.accepted, late.approval.answer) == (False, Answer.CANCELLED)
+    assert shared_fleet.wait(receipt).outcome is Outcome.CANCELLED
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.hazard(20)
+def test_an_approval_lapses_unless_it_is_used_in_time(shared_fleet: Fleet, hands_child: list[Child]) -> None:
+    receipt = call(shared_fleet, "pay_now", to="monday")
+    asked = question(shared_fleet, receipt)
+    hands_child[0].kill(signal.SIGSTOP)
+    answered = shared_fleet.client.answer(asked.id, "approved").approval
+    assert answered.use_by is not None
+    _wait_for_clock_after(shared_fleet, answered)
+    hands_child[0].kill(signal.SIGCONT)
+
+    assert "not used in time" in end(shared_fleet, receipt)[1]["error"]
+    assert "pay_now monday" not in shared_fleet.effects()
+
+
+@pytest.mark.promise("F6", "F13")
+def test_a_person_settles_what_is_unknown(shared_fleet: Fleet) -> None:
+    happened = call(shared_fleet, "wire_money", to="first")
+    review = question(shared_fleet, happened)
+    assert review.question is Question.REVIEW
+    shared_fleet.client.answer(review.id, "happened", result="seen on the statement")
+    type, payload = end(shared_fleet, happened)
+    assert (type, payload["result"], payload["source"]) == ("tool_call_success", "seen on the statement", "review")
+
+    unknown = call(shared_fleet, "wire_money", to="second")
+    shared_fleet.client.answer(question(shared_fleet, unknown).id, "unknown", comment="no trace")
+    type, payload = end(shared_fleet, unknown)
+    assert type == "tool_call_interrupted"
+    assert "no trace" in payload["error"]
+    assert shared_fleet.effects().count("wire first") == shared_fleet.effects().count("wire second") == 1
+
+
+@pytest.mark.promise("F16", "F6")
+@pytest.mark.hazard(3)
+def test_a_call_equal_to_an_unknown_one_is_a_review_of_that_one(shared_fleet: Fleet) -> None:
+    first = call(shared_fleet, "wire_money", to="again")
+    shared_fleet.client.answer(question(shared_fleet, first).id, "unknown")
+    shared_fleet.wait(first)
+    step = {"calls": [{"name": "wire_money", "arguments": {"to": "again"}, "id": "call_again"}]}
+    second = shared_fleet.script(step, {"text": "done"}, agent="careful", session=first.session_id)
+    review = question(shared_fleet, second)
+
+    assert "without it being known" in review.about
+    shared_fleet.client.answer(review.id, "happened", result="it was sent the first time")
+
+    assert shared_fleet.wait(second).output == "done"
+    assert shared_fleet.effects().count("wire again") == 1
+
+
+@pytest.mark.promise("F6")
+def test_a_call_that_the_model_knows_as_unknown_is_settled_by_a_new_fact(shared_fleet: Fleet) -> None:
+    first = call(shared_fleet, "wire_money", to="settled")
+    shared_fleet.client.answer(question(shared_fleet, first).id, "unknown")
+    shared_fleet.wait(first)
+    (task,) = [task for task in shared_fleet.client.session(first.session_id).tasks if task.kind == "tool:wire_money"]
+
+    receipt = shared_fleet.client.settle(task.id, "happened", result="found later", who="dave")
+
+    assert receipt is not None
+    assert shared_fleet.client.settle(task.id, "did_not_happen") is None
+    with pytest.raises(BadInput):
+        shared_fleet.client.settle(task.owner_id or task.id, "happened")
+    again = shared_fleet.script({"text": "done"}, agent="careful", session=first.session_id)
+    shared_fleet.wait(again)
+    messages = shared_fleet.model_requests()[-1]["messages"]
+    (result,) = [message["content"] for message in messages if message["role"] == "tool"]
+    assert "found later" in result
+
+
+def _wait_for_clock_after(fleet: Fleet, approval: Approval) -> None:
+    wait_until(
+        lambda: bool(approval.use_by and health.server(fleet.database).clock > approval.use_by), 10, "it has lapsed"
+    )
