@@ -24,6 +24,7 @@ from shared.model.tool import Replay
 from shared.runtime.settings import settings_table
 from tests.docs.lifecycle import diagram
 from tests.instruments.fleet import Fleet
+from tests.promises_plugin import promises
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("tests/**/*.md")])
@@ -35,6 +36,7 @@ HOSTS = ("127.0.0.1", "localhost", "host", "example.com", "keepachangelog.com", 
 
 HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|dev|eu|io|net|org)\b")
 PLACES = re.compile(r"(?<![\w.:/$-])/(?:data|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)\b|\b[A-Z]:\\")
+UNKEPT = re.compile(r"^Not kept or not proved yet:.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
 PAYMENTS = """
 class Refused(Exception): ...
 class NotReachable(Exception): ...
@@ -144,6 +146,23 @@ def test_no_document_names_a_place_on_a_machine_or_a_host_to_install_from(docume
     assert [host for host in hosts if host and not host.endswith(HOSTS)] == []
 
 
+def test_the_readme_names_each_promise_that_has_no_test() -> None:
+    numbers = list(promises())
+    said = UNKEPT.search(README.read_text())
+    assert said is not None
+    named = set(re.findall(r"\b[A-Z]\d+\b", said[0]))
+    for first, last in re.findall(r"\b([A-Z]\d+) to ([A-Z]\d+)\b", said[0]):
+        named |= set(numbers[numbers.index(first) : numbers.index(last) + 1])
+    marks = "".join(
+        mark
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for mark in re.findall(r"mark\.promise\(([^)]*)\)", file.read_text())
+    )
+
+    assert set(numbers) - set(re.findall(r'"([A-Z]\d+)"', marks)) <= named
+    assert named <= set(numbers)
+
+
 @pytest.mark.promise("A7", "F1", "K4")
 def test_the_example_of_the_readme_runs(fleet: Fleet, tmp_path: Path) -> None:
     write_python_blocks(tmp_path)
@@ -196,3 +215,17 @@ def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
     assert refund.operation_id("task", {"payment": "p-1", "cents": 5}) == "refund:p-1"
     assert isinstance(refund.find_effect(asking_for("refund:p-1")), NotFound)
     assert refund.find_effect(asking_for("refund:paid")) == {"refund": "refund:paid"}
+
+
+@pytest.mark.parametrize(("cents", "rule"), [(500, "allow"), (50_000, "ask"), (5_000_000, "deny")])
+def test_the_policy_of_the_readme_lets_run_asks_and_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cents: int, rule: str
+) -> None:
+    write_python_blocks(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "payout_tools", raising=False)
+
+    (pay_out,) = tools_in(["payout_tools"]).tools
+
+    assert pay_out.judge({"to": "customer-1@example.com", "cents": cents}, None).rule == rule

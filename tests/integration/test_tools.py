@@ -175,7 +175,7 @@ def test_a_safe_call_is_not_repeated_by_a_worker_whose_tool_is_no_longer_safe(to
     after.kill()
 
 
-@pytest.mark.promise("F5", "F10")
+@pytest.mark.promise("F5", "F10", "B11")
 @pytest.mark.crash
 def test_a_reconcile_call_whose_effect_is_found_is_not_made_again(tools: Fleet) -> None:
     receipt = call(tools, "hold_reconcile", {"name": "was-sent"})

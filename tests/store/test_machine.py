@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +20,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -30,7 +31,7 @@ from shared.engine.run import Run
 from shared.engine.worker import Worker
 from shared.kernel import intake
 from shared.model.event import TaskPhase
-from shared.model.ids import SessionId, TaskId, new_task_id
+from shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
 from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
@@ -40,6 +41,17 @@ from tests.instruments.invariants import check, violations
 from tests.store.stage import OFFERS, PLAY, Act, Gone, Stage, play_task
 
 PATIENCE = 30.0
+WHAT_A_PHASE_DOES = [
+    *("next", "next", "done", "done", "fail", "sleep", "wait", "nothing"),
+    *("spawn wait", "spawn fail fast", "spawn leave", "spawn next", "hand on", "raise", "die"),
+]
+STEPS = [
+    *("submit new", "submit twice", "submit committed", "submit rolled back", "add task", "add hinted", "cancel"),
+    *(["hint pending"] * 6),
+    *("hint any", "go on", "go on", "go on", "take over", "take over", "drain"),
+    *("renew", "renew stale", "lease ends", "time passes", "time passes", "relay passes", "sweep", "sweep"),
+]
+PHASES = st.lists(st.sampled_from(WHAT_A_PHASE_DOES), min_size=1, max_size=4)
 SECOND = {PLAY: "second", "generation": "request"}
 
 
@@ -65,6 +77,11 @@ class Actor:
         self._orders.put(act)
         self._look()
 
+    def ran(self) -> Task:
+        """The task as the worker knows it before the phase."""
+        assert self.standing is not None
+        return self.standing.task
+
     def _live(self, worker: Worker) -> None:
         ACTORS[threading.get_ident()] = self
         try:
@@ -76,6 +93,7 @@ class Actor:
             self._reached.put(error)
 
     def _look(self) -> None:
+        self.standing = None
         reached = self._reached.get(timeout=PATIENCE)
         if isinstance(reached, BaseException):
             raise reached
@@ -117,122 +135,43 @@ class StoreMachine(RuleBasedStateMachine):
         self.submit_new()
         self.submit_new()
 
-    # -- clients
-
-    @precondition(lambda self: len(self.sessions) < 3)
-    @rule()
-    def submit_new(self) -> None:
-        self.sessions.append(self.stage.submit(request_id=self._request_id()).session_id)
-
-    @rule(session=st.integers(0), twice=st.booleans())
-    def submit_more(self, session: int, twice: bool) -> None:
-        request_id = self._request_id()
-        session_id = self.sessions[session % len(self.sessions)]
-        receipts = {
-            self.stage.submit("more", session=session_id, request_id=request_id).submission_id for _ in range(1 + twice)
-        }
-        assert len(receipts) == 1
-
-    @rule(session=st.integers(0), commits=st.booleans())
-    def submit_in_a_transaction(self, session: int, commits: bool) -> None:
-        session_id = self.sessions[session % len(self.sessions)]
-        with psycopg.connect(libpq_url(self.stage.database_url)) as connection:
-            self.stage.submit("within", session=session_id, request_id=self._request_id(), connection=connection)
-            connection.commit() if commits else connection.rollback()
-
-    @rule(session=st.integers(0), hinted=st.booleans())
-    def add_task(self, session: int, hinted: bool) -> None:
-        task_id = self.stage.add(self.sessions[session % len(self.sessions)])
-        if hinted:
-            self.stage.forget_first_hint(task_id)
-
-    @rule(task=st.integers(0), wanted=st.sampled_from([False, False, False, True]))
-    def cancel(self, task: int, wanted: bool) -> None:
-        if wanted and (open_tasks := self.tasks("status <> 'done' AND kind <> 'intake'")):
-            self.stage.client.cancel(task=open_tasks[task % len(open_tasks)])
-
-    # -- workers
-
-    @rule(task=st.integers(0), worker=st.integers(0, 2), whatever=st.sampled_from([False, False, False, True]))
-    def hint(self, task: int, worker: int, whatever: bool) -> None:
-        """A hint reaches a worker: that of a pending task, or one that is late, doubled or forged."""
-        tasks = self.tasks("true" if whatever else "status = 'pending'")
-        if tasks and len(self.actors) < 4:
-            actor = Actor(self.workers[worker], tasks[task % len(tasks)])
-            if actor.standing is not None:
-                self.actors.append(actor)
-
-    @rule(task=st.integers(0), worker=st.integers(0, 2), what=st.sampled_from(["next", "sleep", "wait", "done"]))
-    def hint_and_go_on(self, task: int, worker: int, what: str) -> None:
-        self.hint(task, worker, False)
-        if self.actors:
-            self.phase_comes_to(-1, what)
-
-    @precondition(lambda self: self.actors)
-    @rule(actor=st.integers(0), what=st.sampled_from(["done", "fail", "next", "next", "sleep", "wait", "nothing"]))
-    def phase_comes_to(self, actor: int, what: str) -> None:
-        self._order(actor, _coming_to(self, what))
-
-    @precondition(lambda self: self.actors)
-    @rule(actor=st.integers(0), children=st.integers(1, 3), how=st.sampled_from(["wait", "fail fast", "leave", "next"]))
-    def phase_spawns(self, actor: int, children: int, how: str) -> None:
-        self._order(actor, _spawning([new_task_id() for _ in range(children)], how))
-
-    @precondition(lambda self: self.actors)
-    @rule(actor=st.integers(0))
-    def phase_hands_on(self, actor: int) -> None:
-        self._order(actor, _handing_on)
-
-    @precondition(lambda self: self.actors)
-    @rule(actor=st.integers(0), how=st.sampled_from(["raises", "dies"]))
-    def phase_breaks(self, actor: int, how: str) -> None:
-        self._order(actor, _raising if how == "raises" else _dying)
-
-    @rule(worker=st.integers(0, 2))
-    def drain_and_replace(self, worker: int) -> None:
-        """A worker is told to stop; another one takes its place."""
-        self.workers[worker].keeper.drain()
-        self.workers[worker] = self.stage.worker()
-
-    # -- keepers, clocks, relays and sweeps
-
-    @rule(task=st.integers(0), swept=st.booleans())
-    def lease_ends(self, task: int, swept: bool) -> None:
-        if running := self.tasks("status = 'running'"):
-            self.stage.end_lease(running[task % len(running)])
-        if swept:
-            self.sweep()
-
-    @rule(task=st.integers(0), stale=st.booleans())
-    def renew(self, task: int, stale: bool) -> None:
-        if tasks := self.tasks("fence > 0"):
-            found = self.stage.task(tasks[task % len(tasks)])
-            fence = found.fence - 1 if stale else found.fence
-            (renewed,) = self.stage.database.run(attempts.renew([found.id], [fence], 30.0))
-            assert not (stale and renewed.rows)
-
-    @rule()
-    def wake_times_come(self) -> None:
-        self.stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE status = 'sleeping'")
-
-    @rule()
-    def relay_passes(self) -> None:
-        offers = [{"name": offer.name, "low": offer.low, "high": offer.high} for offer in OFFERS]
-        self.stage.database.run(hints.take_due(offers, 3))
-
-    @rule(lost=st.booleans())
-    def published_hints_grow_old(self, lost: bool) -> None:
-        self.stage.sql(
-            "UPDATE brainhands.outbox SET published_at = published_at - interval '10 s',"
-            " created_at = created_at - interval '10 s'"
-        )
-        if lost:
-            self.stage.sql("UPDATE brainhands.outbox SET attempts = attempts + 1")
-
-    @rule()
-    def sweep(self) -> None:
-        self._all_workers_live()
-        self.stage.sweep.sweep_once()
+    @rule(
+        what=st.sampled_from(STEPS),
+        place=st.integers(0, 30),
+        worker=st.integers(0, 2),
+        does=PHASES,
+        other_does=PHASES,
+    )
+    def step(self, what: str, place: int, worker: int, does: list[str], other_does: list[str]) -> None:
+        """One rule for all, since hypothesis leaves whole rules out of a run, and every run needs workers at work."""
+        match what.partition(" "):
+            case ("submit", _, how):
+                self._submit(how, self.sessions[place % len(self.sessions)])
+            case ("add", _, how):
+                self._add_task(self.sessions[place % len(self.sessions)], hinted=how == "hinted")
+            case ("cancel", _, _):
+                self._on_one(place, "status <> 'done' AND kind <> 'intake'", self._cancel)
+            case ("hint", _, to):
+                condition = "status = 'pending'" if to == "pending" else "true"
+                self._on_one(place, condition, lambda task: self._send(self.workers[worker], task, does))
+            case ("go", _, _) if self.actors:
+                self._play(self.actors[place % len(self.actors)], does)
+            case ("take", _, _) if self.actors:
+                self._take_over(self.actors[place % len(self.actors)], self.workers[worker], does, other_does)
+            case ("drain", _, _):
+                self.workers[worker].keeper.drain()
+                self.workers[worker] = self.stage.worker()
+            case ("renew", _, how):
+                self._on_one(place, "fence > 0", lambda task: self._renew(task, stale=how == "stale"))
+            case ("lease", _, _):
+                self._on_one(place, "status = 'running'", self.stage.end_lease)
+            case ("time", _, _):
+                self._time_passes()
+            case ("relay", _, _):
+                offers = [{"name": offer.name, "low": offer.low, "high": offer.high} for offer in OFFERS]
+                self.stage.database.run(hints.take_due(offers, 3))
+            case _:
+                self.sweep()
 
     # -- what must hold
 
@@ -257,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             while self.actors:
-                self._order(0, _dying)
+                self._order(self.actors[0], _dying)
             if self.sessions:
                 self._finish_everything()
         finally:
@@ -283,6 +222,90 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- how
 
+    def submit_new(self) -> None:
+        self.sessions.append(self.stage.submit(request_id=self._request_id()).session_id)
+
+    def wake_times_come(self) -> None:
+        self.stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE status = 'sleeping'")
+
+    def _time_passes(self) -> None:
+        """Sleepers are due, and hints that were published look lost."""
+        self.wake_times_come()
+        self.stage.sql(
+            "UPDATE brainhands.outbox SET published_at = published_at - interval '10 s',"
+            " created_at = created_at - interval '10 s', attempts = attempts + 1"
+        )
+
+    def sweep(self) -> None:
+        self._all_workers_live()
+        self.stage.sweep.sweep_once()
+
+    def _submit(self, how: str, session_id: SessionId) -> None:
+        match how:
+            case "new" if len(self.sessions) < 3:
+                self.submit_new()
+            case "committed" | "rolled back":
+                with psycopg.connect(libpq_url(self.stage.database_url)) as connection:
+                    self._submit_more(session_id, self._request_id(), connection=connection)
+                    connection.commit() if how == "committed" else connection.rollback()
+            case _:
+                request_id = self._request_id()
+                assert self._submit_more(session_id, request_id) == self._submit_more(session_id, request_id)
+
+    def _submit_more(self, session_id: SessionId, request_id: str, **options: Any) -> SubmissionId:
+        return self.stage.submit("more", session=session_id, request_id=request_id, **options).submission_id
+
+    def _add_task(self, session_id: SessionId, *, hinted: bool) -> None:
+        task_id = self.stage.add(session_id)
+        if hinted:
+            self.stage.forget_first_hint(task_id)
+
+    def _cancel(self, task_id: TaskId) -> None:
+        self.stage.client.cancel(task=task_id)
+
+    def _take_over(self, silent: Actor, worker: Worker, other_does: list[str], does: list[str]) -> None:
+        """A worker is silent for longer than its lease; another one gets the task; then the first one goes on."""
+        self.stage.end_lease(silent.task_id)
+        self.sweep()
+        self._send(worker, silent.task_id, other_does)
+        self._play(silent, does)
+
+    def _on_one(self, place: int, condition: str, do: Callable[[TaskId], object]) -> None:
+        if tasks := self.tasks(condition):
+            do(tasks[place % len(tasks)])
+
+    def _renew(self, task_id: TaskId, *, stale: bool) -> None:
+        fence = self.stage.task(task_id).fence - stale
+        (renewed,) = self.stage.database.run(attempts.renew([task_id], [fence], 30.0))
+        assert not (stale and renewed.rows)
+
+    def _send(self, worker: Worker, task_id: TaskId, does: list[str]) -> None:
+        """A hint reaches a worker, maybe late, doubled or forged; the phases that it comes to do this."""
+        if len(self.actors) > 3:
+            return
+        actor = Actor(worker, task_id)
+        if actor.standing is not None:
+            self.actors.append(actor)
+            self._play(actor, does)
+
+    def _play(self, actor: Actor, does: list[str]) -> None:
+        for what in does:
+            if actor in self.actors:
+                self._order(actor, self._act(what))
+
+    def _act(self, what: str) -> Act:
+        match what.partition(" "):
+            case ("spawn", _, how):
+                return _spawning([new_task_id(), new_task_id()], how)
+            case ("hand", _, _):
+                return _handing_on
+            case ("raise", _, _):
+                return _raising
+            case ("die", _, _):
+                return _dying
+            case _:
+                return _coming_to(self, what)
+
     def _request_id(self) -> str:
         self.requests += 1
         return f"request-{self.requests}"
@@ -294,11 +317,15 @@ class StoreMachine(RuleBasedStateMachine):
     def _all_workers_live(self) -> None:
         self.stage.database.run(*(workers.see(worker.info) for worker in self.workers))
 
-    def _order(self, place: int, act: Act) -> None:
-        actor = self.actors[place % len(self.actors)]
-        actor.go_on(act)
-        if actor.standing is None:
-            self.actors.remove(actor)
+    def _order(self, actor: Actor, act: Act) -> None:
+        ran, before = actor.ran(), self.stage.task(actor.task_id)
+        try:
+            actor.go_on(act)
+        finally:
+            if actor.standing is None:
+                self.actors.remove(actor)
+        if (ran.status, ran.fence) != (before.status, before.fence):
+            assert self.stage.task(actor.task_id) == before, "a worker wrote that had lost its claim"
 
 
 def _coming_to(machine: StoreMachine, what: str) -> Act:
@@ -389,6 +416,7 @@ def _dying(_run: Run) -> Step:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # finding the shortest way to a fault takes minutes
 @pytest.mark.promise("B1", "B6", "C1", "C2", "C5", "C6", "C7", "C8", "C9", "C10", "C12", "D1", "D2", "D5", "H3", "A9")
 @pytest.mark.hazard(4, 5, 6, 9, 12, 14, 17, 18)
 def test_the_store_stays_in_order_whatever_happens(postgres: Postgres) -> None:

@@ -240,7 +240,8 @@ def test_a_function_that_a_model_cannot_call_is_refused(function: Callable[..., 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"unknown": "review"}, "no reviews by people yet"),
+        ({"unknown": "nobody"}, "unknown='nobody' is nobody to tell"),
+        ({"policy": "maybe"}, "'maybe' is no rule"),
         ({"replay": "always"}, "replay='always' is unknown"),
         ({"timeout": 0}, "timeout=0 is no duration"),
         ({"timeout": float("inf")}, "timeout=inf is no duration"),
