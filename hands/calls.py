@@ -21,22 +21,25 @@ from __future__ import annotations
 import random
 from datetime import datetime, timedelta
 from functools import partial
+from uuid import UUID
 
 from hands import approvals
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.policy import Decision
 from hands.tool import BadArguments, Tool
-from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Step
+from shared.engine import answering, endings
+from shared.engine.definition import Decide, Kind, Phase, Step
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel.backoff import backoff_seconds
 from shared.model.approval import Answer, Approval, Question
 from shared.model.event import PolicyDecided, ToolCallError, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
+from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
 from shared.model.task import Attempt, Done, Fail, Interrupt, Next, Sleep, Task, Transition
 from shared.model.tool import Replay
+from shared.store import reads
 from shared.store.view import CLOCK
 
 PIN_SECONDS = 60.0
@@ -98,22 +101,28 @@ def _judged(tool: Tool, task: Task, raw: Json) -> tuple[dict[str, Json], Decisio
     return call, decision
 
 
-def _begin(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], decision: Decision) -> Transition:
-    """Let the call run, refuse it, or ask: about itself, or about an equal one whose effect is still unknown."""
+def _begin(
+    draft: Draft,
+    *,
+    tool: Tool,
+    task: Task,
+    call: dict[str, Json],
+    decision: Decision,
+    found_out: str | None = None,
+) -> Transition:
+    """Let the call run, refuse it, or ask: about itself, or about an equal one whose effect is still unknown.
+
+    `found_out` is the equal one of which a person has just found out that it did not happen.
+    """
     owned = draft.task(task.id)
-    causes = [task.cause]
+    causes = [_last_seq(task)]
     if decision.rule != "allow" or tool.policy != "allow":
-        causes = [
-            draft.event(
-                PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by), causes=causes, task=owned
-            )
-        ]
+        decided = PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by)
+        causes = [draft.event(decided, causes=causes, task=owned)]
     if decision.rule == "deny":
         return _refuse(draft, task=task, error=f"denied by a rule of the {decision.by}")
-    if (earlier := _equal_unknown(draft, tool, call)) is not None:
-        about = (
-            f"an equal call (task {earlier.id}) ended without it being known whether it took effect: {earlier.error}"
-        )
+    if (earlier := _equal_unknown(draft, tool, call, found_out)) is not None:
+        about = f"an equal call (task {earlier.id}) ended without it being known whether it took effect"
         more = {"of": str(earlier.id)}
         return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, about, causes, more=more)
     if decision.rule == "ask":
@@ -122,7 +131,7 @@ def _begin(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], decis
     return _store_intent(draft, tool=tool, task=task, call=call, causes=causes)
 
 
-def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json]) -> Task | None:
+def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json], found_out: str | None = None) -> Task | None:
     """A call with the same arguments in this session that may have acted; a safe tool may act twice."""
     if tool.replay is Replay.SAFE:
         return None
@@ -130,7 +139,7 @@ def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json]) -> Task | No
         (
             task
             for task in draft.view.unknown_calls(tool.kind)
-            if task.checkpoint.get("call", {}).get("arguments") == call["arguments"]
+            if task.checkpoint.get("call", {}).get("arguments") == call["arguments"] and str(task.id) != found_out
         ),
         None,
     )
@@ -156,6 +165,9 @@ def _answered(tool: Tool, run: Run) -> Step:
 
 def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
     """The approval is used up by the commit that stores the intent, and covers every attempt of this operation."""
+    if _equal_unknown(draft, tool, call) is not None:
+        error = "not run: meanwhile an equal call ended without it being known whether it took effect"
+        return _refuse(draft, task=task, error=error)
     if (refusal := approvals.use(draft, approval)) is not None:
         return _refuse(draft, task=task, error=refusal)
     answered = [task.checkpoint["signal"]["answered_seq"]]
@@ -163,26 +175,38 @@ def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json]
 
 
 def _reviewed(tool: Tool, run: Run) -> Step:
-    """Go on with what a person found out about an effect."""
+    """Go on with what a person found out about an effect: of this call, or of an equal one before it."""
     task = run.task
     approval = approvals.asked(run)
+    earlier = reads.task(run.database, TaskId(UUID(task.checkpoint["of"]))) if "of" in task.checkpoint else None
+    decide: Decide
     comment = f": {approval.comment}" if approval.comment else ""
     match approval.holds:
         case Answer.HAPPENED:
-            return Step(partial(_succeed, task=task, result=approval.result, source="review"))
-        case Answer.DID_NOT_HAPPEN if "of" in task.checkpoint:
-            return Step(partial(_run_after_review, tool=tool, task=task))
+            decide = partial(_succeed, task=task, result=approval.result, source="review")
+        case Answer.DID_NOT_HAPPEN if earlier is not None:
+            judged = _judged(tool, task, task.checkpoint["call"]["arguments"])
+            if isinstance(judged, str):
+                decide = partial(_refuse, task=task, error=judged)
+            else:
+                call, decision = judged
+                decide = partial(
+                    _begin, tool=tool, task=task, call=call, decision=decision, found_out=task.checkpoint["of"]
+                )
         case Answer.DID_NOT_HAPPEN:
-            return Step(partial(_refuse, task=task, error=f"a person found that it did not happen{comment}"))
+            decide = partial(_refuse, task=task, error=f"a person found that it did not happen{comment}")
         case _:
             error = f"{approval.about}; nobody could tell{comment}"
-            return Step(partial(_leave_unknown, task=task, error=error, partial_output=""))
+            shown = task.checkpoint.get("partial", "")
+            return Step(partial(_leave_unknown, task=task, error=error, partial_output=shown))
+    return Step(partial(_settle_and, decide=decide, earlier=earlier, approval=approval))
 
 
-def _run_after_review(draft: Draft, *, tool: Tool, task: Task) -> Transition:
-    """The equal call did not take effect, so this one may run."""
-    answered = [task.checkpoint["signal"]["answered_seq"]]
-    return _store_intent(draft, tool=tool, task=task, call=task.checkpoint["call"], causes=answered)
+def _settle_and(draft: Draft, *, decide: Decide, earlier: Task | None, approval: Approval) -> Transition:
+    """What was found out about an equal call before this one settles that one too."""
+    if earlier is not None:
+        answering.store_settlement(draft, earlier, approval)
+    return decide(draft)
 
 
 def _store_intent(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
@@ -368,7 +392,8 @@ def _interrupt(draft: Draft, *, tool: Tool, task: Task, error: str, partial_outp
     """The effect stays unknown: the tool says whether the model is told, or a person is asked."""
     if tool.unknown == "review":
         call, causes = task.checkpoint["call"], [task.checkpoint["start_seq"]]
-        return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, error, causes)
+        more = {"partial": partial_output}
+        return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, error, causes, more=more)
     return _leave_unknown(draft, task=task, error=error, partial_output=partial_output)
 
 

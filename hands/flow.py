@@ -156,7 +156,7 @@ class Flow:
         task_id: TaskId,
         arguments: object,
         checkpoint: Json,
-        signal: Json,
+        signal: Json = None,
         read_document: DocumentReader,
         read_result: Callable[[TaskId], TaskResult | None],
         write_progress: Callable[[str], None],

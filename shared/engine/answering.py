@@ -66,7 +66,17 @@ def answer(
     commit = ledger.apply(asked.session_id, [], fill)
     if commit is not None:
         return AnswerReceipt(approval=commit.approvals[0].after, accepted=True)
-    return AnswerReceipt(approval=reads.approval_of_task(ledger.database, asked.id), accepted=False)
+    stands = reads.approval_of_task(ledger.database, asked.id)
+    mine = (given, who, comment, arguments, result)
+    # A try whose COMMIT lost its reply finds its own answer.
+    accepted = mine == (
+        stands.answer,
+        stands.answered_by,
+        stands.comment,
+        stands.edited_arguments,
+        stands.result,
+    )
+    return AnswerReceipt(approval=stands, accepted=accepted)
 
 
 def settle(
@@ -77,11 +87,11 @@ def settle(
         raise BadInput(f"task {task.id} is no call that ended as unknown", "settle only interrupted calls")
     if given not in (Answer.HAPPENED, Answer.DID_NOT_HAPPEN):
         raise BadInput(f"a call cannot be settled as {given}", "say happened or did_not_happen")
-    call = endings.call_fields(task)
 
     def fill(view: View) -> Commit | None:
         if all(each.id != task.id for each in view.unknown_calls(task.kind)):
             return None
+        call = endings.call_fields(task)
         review = Approval(
             id=new_approval_id(),
             session_id=task.session_id,
@@ -104,11 +114,22 @@ def settle(
             result=result,
         )
         draft = Draft(view, NOBODY)
-        draft.add_approval(review)
-        payload = ToolCallSettled(**call, approval=str(review.id), answer=given, result=result, comment=comment)
-        cause = task.checkpoint.get("start_seq", task.cause)
-        draft.event(payload, causes=[cause], task=task)
+        store_settlement(draft, task, review)
         return draft.freeze()
 
     commit = ledger.apply(task.session_id, [], fill)
     return None if commit is None else AnswerReceipt(approval=commit.new_approvals[0], accepted=True)
+
+
+def store_settlement(draft: Draft, ended: Task, found_out: Approval) -> None:
+    """What a person found out about a call that had ended as unknown, as a fact of its own."""
+    review = replace(found_out, id=new_approval_id(), task_id=ended.id)
+    draft.add_approval(review)
+    payload = ToolCallSettled(
+        **endings.call_fields(ended),
+        approval=str(review.id),
+        answer=review.answer,
+        result=review.result,
+        comment=review.comment,
+    )
+    draft.event(payload, causes=[ended.checkpoint.get("start_seq", ended.cause)], task=ended)

@@ -68,6 +68,7 @@ class Store:
             "fence": 1,
             "step": 0,
             "phase_attempts": 0,
+            "cancel_wanted": False,
             "created_at": self.now(),
         }
         self._insert(tasks, **{**required, **fields})
@@ -91,7 +92,7 @@ class Store:
         return task_id
 
     def wait(self, waiter: UUID, dependency: UUID) -> None:
-        self._insert(waits, waiter_id=waiter, dependency_id=dependency)
+        self._insert(waits, waiter_id=waiter, dependency_id=dependency, fail_fast=False)
 
     def worker(
         self, role: str = "hands", *, offers: str = REQUIRED, alive_for: timedelta = LONG, slots: int = 1

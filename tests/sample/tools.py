@@ -167,7 +167,7 @@ class Payment(Flow, name="payment", version=1):
         return Done(self.signal)
 
 
-def _pay_rule(arguments: Any) -> object:
+def _pay_rule(arguments: Any) -> str | Ask:
     """Small amounts run, large ones are refused, the rest is asked about."""
     if arguments.amount < 10:
         return "allow"
