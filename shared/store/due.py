@@ -126,13 +126,12 @@ _UNHINTED = (
     select(
         tasks.c.id,
         tasks.c.session_id,
-        sessions.c.tenant,
+        select(sessions.c.tenant).where(sessions.c.id == tasks.c.session_id).scalar_subquery(),
         tasks.c.priority,
         tasks.c.requires_name,
         tasks.c.requires_version,
         _NOW,
     )
-    .join(sessions, sessions.c.id == tasks.c.session_id)
     .where(
         tasks.c.status == "pending",
         tasks.c.blocked.is_(None),

@@ -13,18 +13,14 @@ from shared.model.ids import new_task_id
 from shared.model.submission import CancelState, Receipt, SubmissionStatus
 from shared.model.task import Outcome, Status, Task
 from shared.runtime.servers import Postgres, Redis
-from tests.conftest import migrated, new_database
-from tests.instruments.fleet import Fleet, fleet_of, wait_until
+from tests.instruments.fleet import Fleet, wait_until
+from tests.instruments.sessions import fleet_for_many
 
 
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, redis_server: Redis) -> Iterator[Fleet]:
     """One relay, one Brain and two Hands processes for all tests of this file."""
-    redis_server.start()
-    with (
-        new_database(postgres, template=migrated(postgres)) as url,
-        fleet_of(tmp_path_factory.mktemp("cancel"), database_url=url, redis_url=redis_server.url) as fleet,
-    ):
+    with fleet_for_many(tmp_path_factory.mktemp("cancel"), postgres, redis_server) as fleet:
         fleet.relay()
         fleet.brain()
         fleet.hands(slots=2)

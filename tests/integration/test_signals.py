@@ -14,18 +14,14 @@ from shared.model.submission import Receipt
 from shared.model.task import Status
 from shared.runtime.servers import Postgres, Redis
 from shared.store import health
-from tests.conftest import migrated, new_database
-from tests.instruments.fleet import Fleet, fleet_of, wait_until
+from tests.instruments.fleet import Fleet, wait_until
+from tests.instruments.sessions import fleet_for_many
 
 
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, redis_server: Redis) -> Iterator[Fleet]:
     """One relay, one Brain and one Hands process for all tests of this file."""
-    redis_server.start()
-    with (
-        new_database(postgres, template=migrated(postgres)) as url,
-        fleet_of(tmp_path_factory.mktemp("signals"), database_url=url, redis_url=redis_server.url) as fleet,
-    ):
+    with fleet_for_many(tmp_path_factory.mktemp("signals"), postgres, redis_server) as fleet:
         fleet.everything()
         yield fleet
 
