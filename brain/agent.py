@@ -41,6 +41,8 @@ class Agent(BaseModel):
     """How often one request is sent again."""
     rounds: int = Field(50, ge=1)
     """Model calls for one input."""
+    session_tokens: int | None = Field(None, ge=1)
+    """Tokens, in and out, that all model calls of one session may use; then no further request is made."""
 
     # Hidden from type checkers, which know the fields and would see only `**fields` here.
     if not TYPE_CHECKING:

@@ -119,8 +119,23 @@ class Catalogue:
 def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     conversation = run.conversation
     agent = _agent(agents, conversation.agent, conversation.agent_version)
-    specs = catalogue.specs(run.database)
-    return _prepare_step(agent, conversation, specs, task=run.task, causes=[run.task.cause], steered=run.steered)
+    return _prepare_step(
+        agent,
+        conversation,
+        catalogue.specs(run.database),
+        task=run.task,
+        causes=[run.task.cause],
+        steered=run.steered,
+        used_tokens=_used_tokens(agent, run),
+    )
+
+
+def _used_tokens(agent: Agent, run: Run) -> int:
+    """The tokens of the session so far, estimated ones too; only an agent with a budget asks for them."""
+    if agent.session_tokens is None:
+        return 0
+    tokens_in, tokens_out = reads.usage(run.database, run.task.session_id)
+    return tokens_in + tokens_out
 
 
 def _prepare_step(
@@ -131,7 +146,10 @@ def _prepare_step(
     task: Task,
     causes: Sequence[int],
     steered: bool,
+    used_tokens: int,
 ) -> Step:
+    if agent.session_tokens is not None and used_tokens >= agent.session_tokens:
+        return Step(partial(_stop_at_budget, task=task, agent=agent, used=used_tokens))
     specs, missing = workers.newest_specs(catalogue, agent.tools)
     if missing:
         return Step(partial(_wait_for_tools, task_id=task.id, missing=missing))
@@ -146,6 +164,17 @@ def _wait_for_tools(draft: Draft, *, task_id: TaskId, missing: Sequence[str]) ->
     if task.checkpoint.get("waits_for") != list(missing):
         draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=[task.cause], task=task)
     return Sleep(MISSING_TOOL_SECONDS, phase="prepare", checkpoint={"waits_for": list(missing), "reason": reason})
+
+
+def _stop_at_budget(draft: Draft, *, task: Task, agent: Agent, used: int) -> Transition:
+    """The session has used its tokens up: say so, and ask the model no more."""
+    if task.submission_id is not None and task.input["round"] == 1:
+        draft.start_submission(task.submission_id)
+    reason = f"the budget of {agent.session_tokens:,} tokens is used up: {used:,} were used in this session"
+    error = ModelError(error=reason, code="budget")
+    seq = draft.event(error, causes=[task.cause], task=draft.task(task.id))
+    endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
+    return Fail(reason)
 
 
 def _pin(
@@ -391,8 +420,15 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         joined=task.checkpoint.get("joined", []),
         now=task.created_at,
     )
-    specs = catalogue.specs(run.database)
-    first_step = _prepare_step(agent, conversation, specs, task=onward, causes=causes, steered=run.steered)
+    first_step = _prepare_step(
+        agent,
+        conversation,
+        catalogue.specs(run.database),
+        task=onward,
+        causes=causes,
+        steered=run.steered,
+        used_tokens=_used_tokens(agent, run),
+    )
 
     def close(draft: Draft) -> Transition:
         draft.hand_on(replace(onward, created_at=draft.now), first_step)

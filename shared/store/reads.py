@@ -262,6 +262,13 @@ class SessionView:
     tokens_out: int
 
 
+def usage(database: Database, session_id: SessionId) -> tuple[int, int]:
+    """Tokens into and out of the model in a session, estimates of interrupted calls included."""
+    (result,) = database.run(USAGE(session_id=session_id))
+    assert result.first is not None
+    return int(result.first["tokens_in"]), int(result.first["tokens_out"])
+
+
 def session_view(database: Database, tenant: str, session_id: SessionId) -> SessionView | None:
     """The whole current view of a session, None if the tenant has none of that id."""
     found, talks, work, inputs, papers, usage = _read(

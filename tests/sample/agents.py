@@ -10,6 +10,17 @@ worker = Agent(
     tools=["echo", "note", "send_unsafe", "send_safe", "send_reconcile", "flaky", "slow", "batch", "race", "payment"],
     request_seconds=20,
 )
+apart = Agent(
+    name="apart", version=1, instructions="Do as you are told.", tools=["echo", "apart_slow"], request_seconds=20
+)
+thrifty = Agent(
+    name="thrifty",
+    version=1,
+    instructions="Do as you are told, cheaply.",
+    tools=["echo"],
+    session_tokens=100,
+    request_seconds=20,
+)
 careful = Agent(
     name="careful",
     version=1,

@@ -200,3 +200,10 @@ def wire_money(to: str) -> str:
     """Send money without a way to find out, so that a person is asked when it is unknown."""
     act(f"wire {to}")
     raise ConnectionError("cut")
+
+
+@tool(replay="safe", pool="hands.slow", timeout=60)
+def apart_slow(seconds: float) -> str:
+    """Take time, in a pool of its own."""
+    time.sleep(seconds)
+    return "slow"
