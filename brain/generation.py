@@ -327,6 +327,7 @@ def _store_reply(
         response_id=reply.response_id,
         usage=reply.usage,
         request_digest=digest,
+        logprobs=list(reply.logprobs) or None,
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
     seq = draft.event(

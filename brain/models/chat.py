@@ -167,6 +167,7 @@ class _Heard:
     model: str = ""
     response_id: str = ""
     usage: Json = None
+    logprobs: list[tuple[str, float]] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
     by_index: dict[object, _Call] = field(default_factory=dict)
 
@@ -187,6 +188,8 @@ class _Heard:
             self.refusal += _text(delta.get("refusal"))
             for call in delta.get("tool_calls") or ():
                 self._take_call(call)
+            for token in (choice.get("logprobs") or {}).get("content") or ():
+                self.logprobs.append((clean_text(_text(token.get("token"))), float(token["logprob"])))
             self.finish_reason = _text(choice.get("finish_reason")) or self.finish_reason
         self.texts.append(said)
         return said
@@ -245,6 +248,7 @@ class _Heard:
             usage=self._counted() or estimated_usage(body, said),
             model=clean_text(self.model),
             response_id=clean_text(self.response_id) or None,
+            logprobs=tuple(self.logprobs),
         )
 
     def _counted(self) -> Usage | None:

@@ -28,6 +28,8 @@ class Reply:
     usage: Usage
     model: str
     response_id: str | None
+    logprobs: tuple[tuple[str, float], ...] = ()
+    """Each token of the text with its log-probability, where the agent asked for them and the provider gave them."""
 
 
 class Interrupted(BrainhandsError):

@@ -232,11 +232,19 @@ def chunks(request: Request, reply: Reply, request_bytes: int) -> Iterator[dict[
     """Return the chunks of a stream; usage comes in a last one of its own, if it was asked for."""
     head = _head(request, "chat.completion.chunk")
     for delta in _deltas(reply):
-        yield {**head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        logprobs = _logprobs(delta) if request.get("logprobs") else None
+        yield {**head, "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}]}
     if (finish_reason := _finish_reason(reply)) is not None:
         yield {**head, "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason}]}
     if (request.get("stream_options") or {}).get("include_usage") and (usage := _usage(reply, request_bytes)):
         yield {**head, "choices": [], "usage": usage}
+
+
+def _logprobs(delta: dict[str, Any]) -> dict[str, Any] | None:
+    """Say of each piece of text that it was half likely."""
+    if not delta.get("content"):
+        return None
+    return {"content": [{"token": delta["content"], "logprob": -0.693, "bytes": None, "top_logprobs": []}]}
 
 
 def _deltas(reply: Reply) -> Iterator[dict[str, Any]]:

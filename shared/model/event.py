@@ -101,6 +101,8 @@ class ModelOutput(Payload):
     usage: Usage
     request_digest: str
     """SHA-256 of the rendered request that this answers."""
+    logprobs: list[tuple[str, float]] | None = None
+    """Each token of the text with its log-probability, where asked for (option `logprobs`) and given."""
     request_changed: bool = False
     """True where an earlier attempt of the same request was rendered differently (a deploy came between)."""
 
