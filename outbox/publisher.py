@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -26,6 +27,7 @@ class Publisher:
     def __init__(self, redis_url: str) -> None:
         self._app: Celery = celery_app("relay", redis_url=redis_url, queue=BRAIN_QUEUE, pool="solo")
         self._redis = connect(redis_url, timeout=3.0)
+        self._connection: Any = None
         self._producer: Any = None
 
     def waiting(self, queues: Sequence[str]) -> list[int]:
@@ -39,7 +41,8 @@ class Publisher:
         """Send rows (task_id, session_id, requires_name) as one message. Raises one of BROKER_AWAY."""
         try:
             if self._producer is None:
-                self._producer = self._app.amqp.Producer(self._app.connection_for_write())
+                self._connection = self._app.connection_for_write()
+                self._producer = self._app.amqp.Producer(self._connection)
             self._app.send_task(
                 BRAIN_TASK if queue.startswith("brain.") else HANDS_TASK,
                 kwargs=write_hints([(hint["task_id"], hint["session_id"]) for hint in hints]),
@@ -54,9 +57,11 @@ class Publisher:
             raise
 
     def close(self) -> None:
-        if self._producer is not None:
-            producer, self._producer = self._producer, None
-            producer.connection.collapse() if hasattr(producer.connection, "collapse") else producer.close()
+        """Let go of the connection, also of one that is broken; the next publish makes another."""
+        if self._connection is not None:
+            connection, self._connection, self._producer = self._connection, None, None
+            with suppress(*BROKER_AWAY):
+                connection.release()
 
 
 def readable(hints: Sequence[Row]) -> str:
