@@ -18,6 +18,8 @@ from shared.model.json import Json
 WIDTH = 100
 """Columns where the output is no terminal."""
 
+TYPE_WIDTH = 24
+
 STYLES = {
     "tool_call_success": "green",
     "tool_call_error": "red",
@@ -27,6 +29,9 @@ STYLES = {
     "task_recovered": "yellow",
     "task_failed": "red",
     "task_blocked": "yellow",
+    "task_cancelled": "yellow",
+    "human_approval_requested": "magenta",
+    "human_approval_answered": "magenta",
     "submission_done": "bold",
 }
 
@@ -47,9 +52,9 @@ def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
         took = "" if cause is None else span(event.at - times[cause])
         head = f"{event.seq:>5} {'+' + span(since):>10} {took:>8}  "
         causes = f"  <- {','.join(map(str, event.causes))}" if event.causes else ""
-        room = max(10, width - len(head) - 23 - len(causes))
+        room = max(10, width - len(head) - TYPE_WIDTH - 1 - len(causes))
         line = Text(head, style="dim")
-        line.append(f"{event.type:<22} ", style=STYLES.get(event.type, ""))
+        line.append(f"{event.type:<{TYPE_WIDTH}} ", style=STYLES.get(event.type, ""))
         line.append(one_line(summary(event.type, wire.payload(event)), room))
         line.append(causes, style="dim")
         yield line
@@ -77,6 +82,17 @@ def summary(type: str, payload: dict[str, Any]) -> str:
             return f"{payload['tool']}{found} = {_compact(payload['result'])}"
         case "tool_call_error" | "tool_call_interrupted":
             return f"{payload['tool']}: {payload['error']}"
+        case "policy_decided":
+            return f"{payload['rule']}, says the {payload['by']}: {payload['tool']} {_compact(payload['arguments'])}"
+        case "human_approval_requested":
+            return f"{payload['question']} of {payload['tool']} {_compact(payload['arguments'])}"
+        case "human_approval_answered" | "tool_call_settled":
+            answered = (payload["answer"], payload.get("answered_by"), payload["comment"])
+            return ", ".join(str(each) for each in answered if each)
+        case "signal_received" | "signal_taken" | "signal_missed":
+            return " ".join(filter(None, (payload["name"], payload["key"], _compact(payload.get("content", "")))))
+        case "cancel_requested":
+            return f"{payload['scope']}: {payload['reason']}"
         case "submission_done":
             return f"{payload['outcome']}: {payload['error'] or _compact(payload['output'])}"
         case _:
