@@ -23,7 +23,7 @@ from shared.bus.topics import read_hints
 from shared.engine.definition import Registry
 from shared.engine.worker import Worker
 from shared.errors import BrainhandsError, ServerUnavailable
-from shared.model.ids import new_worker_id
+from shared.model.ids import new_uuid, new_worker_id
 from shared.model.tool import ToolSpec
 from shared.model.worker import WorkerInfo
 from shared.runtime.environment import environment_hash
@@ -57,6 +57,7 @@ class Fleet:
         self._load = load
         self._ends_process = ends_process
         self._pool = ""
+        self._host = ""
         self._slots = 1
         self._offering: Offering | None = None
         self._worker: Worker | None = None
@@ -80,6 +81,8 @@ class Fleet:
         if len(queues) != 1:
             _refuse(BrainhandsError(f"a worker reads one queue, not {', '.join(queues)}", "start it with one -Q"))
         self._pool = queues[0]
+        # Containers may share a host name and process numbers; a drain must find this worker and its children only.
+        self._host = f"{socket.gethostname()}:{new_uuid().hex[-8:]}"
         self._slots = 1 if _forks(instance) else int(instance.concurrency or 1)
         try:
             self._offering = self._load(self._pool)
@@ -110,7 +113,7 @@ class Fleet:
             id=new_worker_id(),
             role=self._role,
             pool=self._pool,
-            host=socket.gethostname(),
+            host=self._host,
             pid=os.getpid(),
             parent_pid=parent_pid,
             slots=self._slots,
@@ -133,7 +136,7 @@ class Fleet:
         """In the main process's signal handler, so the row is written by a thread."""
         if self._worker is not None:
             self._worker.keeper.drain()
-        threading.Thread(target=_tell_children, name="drain", daemon=True).start()
+        threading.Thread(target=_tell_children, args=(self._host,), name="drain", daemon=True).start()
 
     def _stop(self, **_: Any) -> None:
         worker, self._worker = self._worker, None
@@ -161,10 +164,10 @@ def _publish(specs: Sequence[ToolSpec]) -> None:
             database.close()
 
 
-def _tell_children() -> None:
+def _tell_children(host: str) -> None:
     database = Database(addresses().database_url, size=1)
     try:
-        workers.drain(database, socket.gethostname())
+        workers.drain(database, host)
     except (*TRANSIENT, ServerUnavailable) as error:
         log.warning("drain_not_recorded", error=type(error).__name__)
     finally:

@@ -80,7 +80,7 @@ def see(worker: WorkerInfo) -> Call:
 
 
 def drain(database: Database, host: str) -> None:
-    """Tells this process and its children to take no new work."""
+    """Tells this process and its children, registered under one `host`, to take no new work."""
     database.run_patiently(DRAIN(the_host=host, the_pid=os.getpid()))
 
 
