@@ -22,7 +22,7 @@ from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decid
 from brain.models import chat
 from brain.models.reply import Interrupted, ProviderError, Reply
 from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Step
+from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel import calls, intake
@@ -49,7 +49,6 @@ from shared.store.database import Database
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", "tool_call_settled", *RESULT_TYPES)
 
-PIN_SECONDS = 60.0
 SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
 MISSING_TOOL_SECONDS = 3.0
@@ -68,10 +67,10 @@ def generation_kind(agents: Agents) -> Kind:
         version=intake.GENERATION_VERSION,
         first="prepare",
         phases={
-            "prepare": Phase(run=partial(_prepare, agents, catalogue), seconds=_pin_seconds, pinned=True),
+            "prepare": pinned_phase(partial(_prepare, agents, catalogue)),
             "request": request,
             "retry": request,
-            "tools": Phase(run=partial(_close, agents, catalogue), seconds=_pin_seconds, pinned=True),
+            "tools": pinned_phase(partial(_close, agents, catalogue)),
         },
     )
 
@@ -84,12 +83,8 @@ def intake_kind() -> Kind:
         draft.take_next_input(task.conversation_id)
         return Done()
 
-    phase = Phase(run=lambda run: Step(partial(admit, task=run.task)), seconds=_pin_seconds, pinned=True)
+    phase = pinned_phase(lambda run: Step(partial(admit, task=run.task)))
     return Kind(name=intake.INTAKE, version=intake.INTAKE_VERSION, first="admit", phases={"admit": phase})
-
-
-def _pin_seconds(_task: Task) -> float:
-    return PIN_SECONDS
 
 
 def _request_seconds(agents: Agents, task: Task) -> float:

@@ -29,7 +29,7 @@ from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.policy import Decision
 from hands.tool import BadArguments, Tool
 from shared.engine import answering, endings
-from shared.engine.definition import Decide, Kind, Phase, Step
+from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel.backoff import backoff_seconds
@@ -42,7 +42,6 @@ from shared.model.tool import Replay
 from shared.store import reads
 from shared.store.view import CLOCK
 
-PIN_SECONDS = 60.0
 LOOK_UPS = 10
 """Look-ups of one unknown effect before it stays unknown."""
 ERROR_CHARACTERS = 2_000
@@ -55,22 +54,18 @@ def tool_kind(tool: Tool) -> Kind:
         version=tool.version,
         first="call",
         phases={
-            "call": Phase(run=partial(_call, tool), seconds=_pin_seconds, pinned=True),
+            "call": pinned_phase(partial(_call, tool)),
             "execute": Phase(
                 run=partial(_execute, tool),
                 seconds=lambda _task: tool.timeout,
                 whole_lease=tool.replay is Replay.UNSAFE,
             ),
             "reconcile": Phase(run=partial(_reconcile, tool), seconds=lambda _task: tool.timeout),
-            "again": Phase(run=partial(_again, tool), seconds=_pin_seconds, pinned=True),
-            "answered": Phase(run=partial(_answered, tool), seconds=_pin_seconds, pinned=True),
-            "reviewed": Phase(run=partial(_reviewed, tool), seconds=_pin_seconds, pinned=True),
+            "again": pinned_phase(partial(_again, tool)),
+            "answered": pinned_phase(partial(_answered, tool)),
+            "reviewed": pinned_phase(partial(_reviewed, tool)),
         },
     )
-
-
-def _pin_seconds(_task: Task) -> float:
-    return PIN_SECONDS
 
 
 def _call(tool: Tool, run: Run) -> Step:

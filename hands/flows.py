@@ -14,7 +14,7 @@ from hands.flow import Step as AuthorStep
 from hands.outcomes import ToolError
 from hands.tool import BadArguments
 from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Step
+from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.errors import BadDefinition, BrainhandsError
@@ -28,8 +28,6 @@ from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition,
 from shared.model.tool import ToolSpec
 from shared.store import reads, workers
 from shared.store.database import Database
-
-PIN_SECONDS = 60.0
 
 
 class UnreadableDocument(BrainhandsError):
@@ -45,8 +43,8 @@ def flow_kind(flow: type[Flow]) -> Kind:
     }
     if taken := phases.keys() & {"call", "answered"}:
         raise BadDefinition(f"{definition.name}: every flow has a phase {min(taken)} of its own", "rename the phase")
-    start = Phase(run=partial(_call, flow), seconds=lambda _task: PIN_SECONDS, pinned=True)
-    answered = Phase(run=partial(_answered, flow), seconds=lambda _task: PIN_SECONDS, pinned=True)
+    start = pinned_phase(partial(_call, flow))
+    answered = pinned_phase(partial(_answered, flow))
     return Kind(
         name=definition.kind,
         version=definition.version,

@@ -106,10 +106,10 @@ class Sweep:
                 draft.finish(task, task.outcome, result=task.result, error=task.error)
             case Due.BLOCK if task.status is Status.PENDING and task.blocked is None:
                 reason = row["reason"] or f"{NO_WORKER} {task.requires}"
-                draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=_cause(task), task=task)
+                draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=task.causes, task=task)
                 draft.change(moves.block(task, reason))
             case Due.UNBLOCK if task.status is Status.PENDING and task.blocked is not None:
-                draft.event(TaskUnblocked(kind=task.kind), causes=_cause(task), task=task)
+                draft.event(TaskUnblocked(kind=task.kind), causes=task.causes, task=task)
                 draft.change(moves.unblock(task))
             case _:
                 pass
@@ -123,7 +123,3 @@ def _how_it_ended(draft: Draft, task: Task) -> str:
 
 def _waits_for_tasks(task: Task) -> bool:
     return task.status is Status.WAITING and task.signal_name is None
-
-
-def _cause(task: Task) -> list[int]:
-    return [task.cause] if task.cause else []

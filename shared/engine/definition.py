@@ -42,6 +42,14 @@ class Phase:
     """Nobody may take the phase over, so its lease is its whole deadline."""
 
 
+PINNED_SECONDS = 60.0
+
+
+def pinned_phase(run: Callable[[Run], Step]) -> Phase:
+    """A phase that only decides."""
+    return Phase(run=run, seconds=lambda _task: PINNED_SECONDS, pinned=True)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """A task kind in one version; `first` is the phase that a new task starts in."""

@@ -287,7 +287,7 @@ class Draft:
             self.answer(approval, replace(approval, answer=Answer.EXPIRED, answered_at=self.now, use_by=use_by))
             return
         payload = SignalMissed(name=waiter.signal_name, key=waiter.signal_key)
-        self.event(payload, causes=[waiter.cause] if waiter.cause else (), task=waiter)
+        self.event(payload, causes=waiter.causes, task=waiter)
         self.change(moves.signalled(waiter, None))
 
     def _take_signal(self, waiter: Task, signal: Signal) -> None:

@@ -43,7 +43,7 @@ def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> No
         fail(draft, task, f"stopped after {task.phase_attempts} attempts in phase {task.phase}: {reason}")
         return
     payload = TaskRecovered(kind=task.kind, phase=task.phase, reason=reason, attempts=task.phase_attempts)
-    draft.event(payload, causes=_cause(task), task=task)
+    draft.event(payload, causes=task.causes, task=task)
     draft.change(moves.expire(task))
     if task.phase_attempts > 1:
         draft.delay_hint(task.id, RETRY_PAUSE_SECONDS * (task.phase_attempts - 1))
@@ -55,12 +55,12 @@ def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
     usage = Usage(tokens_out=len(shown) // 4, estimated=True)
     payload = ModelInterrupted(text=shown, reason=reason, usage=usage)
     request = task.checkpoint.get("request_seq")
-    draft.event(payload, causes=[request] if request else _cause(task), task=task, tokens_out=usage.tokens_out)
+    draft.event(payload, causes=[request] if request else task.causes, task=task, tokens_out=usage.tokens_out)
 
 
 def fail(draft: Draft, task: Task, error: str) -> None:
     """End a task that its own code cannot end, and close what it leaves open."""
-    seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=_cause(task), task=task)
+    seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=task.causes, task=task)
     if task.kind == GENERATION:
         end_generation(draft, task, Outcome.FAILED, causes=[seq], error=error)
         draft.finish(task, Outcome.FAILED, error=error)
@@ -78,7 +78,7 @@ def cancel(draft: Draft, task: Task) -> None:
     if task.status is Status.RUNNING and recovery.asked_the_model(task):
         keep_partial_text(draft, task, "cancelled")
     draft.close_question(task)
-    seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=_cause(task), task=task)
+    seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=task.causes, task=task)
     if recovery.effect_is_unknown(task):
         _leave_unknown(draft, task, "cancelled; its effect may have happened", cause=seq)
         return
@@ -128,7 +128,3 @@ def call_fields(task: Task) -> dict[str, Json]:
         "tool": task.kind.partition(":")[2],
         "version": task.version,
     }
-
-
-def _cause(task: Task) -> list[int]:
-    return [task.cause] if task.cause else []

@@ -80,6 +80,11 @@ class Task:
     created_at: datetime
 
     @property
+    def causes(self) -> list[int]:
+        """The event that this task answers, as causes of what comes of it; none for input that was only accepted."""
+        return [self.cause] if self.cause else []
+
+    @property
     def is_open(self) -> bool:
         return self.status is not Status.DONE
 
