@@ -30,7 +30,7 @@ class Agent(BaseModel):
     """None takes the model of BRAINHANDS_MODEL."""
     instructions: str
     tools: list[str] = Field(default_factory=list)
-    """Tools by name: `send_email` in its newest version, `send_email@2` in that one."""
+    """Tools by name: `send_email` in its newest version, `send_email@2` in that one; other agents likewise."""
     rules: dict[str, Literal["allow", "ask", "deny"]] = Field(default_factory=dict)
     """For a tool by name, whether its calls run, are asked about or are refused; a stricter rule of the tool counts."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -39,6 +39,10 @@ class Agent(BaseModel):
     """How long one model call may take in all."""
     retries: int = Field(8, ge=0)
     """How often one request is sent again."""
+    description: str | None = Field(None, min_length=1)
+    """What other agents are told of it. An agent that has one can be named in their `tools`, and called like a tool."""
+    fail_fast: bool = False
+    """Whether the first call of a reply that fails cancels the others, before the model is asked again."""
     rounds: int = Field(50, ge=1)
     """Model calls for one input."""
     session_tokens: int | None = Field(None, ge=1)

@@ -21,6 +21,7 @@ from brain.agent import Agent
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
 from brain.models import chat
 from brain.models.reply import Interrupted, ProviderError, Reply
+from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
@@ -47,7 +48,7 @@ from shared.store import reads, workers
 from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
-CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", "tool_call_settled", *RESULT_TYPES)
+CONTEXT_TYPES = ("system_prompt_set", "user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
 
 SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
@@ -349,9 +350,15 @@ def _store_reply(
 
 def _call_tools(draft: Draft, task: Task, agent: Agent, planned: Sequence[PlannedCall], output_seq: int) -> Transition:
     made = []
+    agents_called = 0
     for each in planned:
         if each.error is not None or each.spec is None:
             _refuse_call(draft, task, each, each.error or "unknown tool", output_seq)
+            continue
+        agents_called += is_agent(each.spec)
+        if is_agent(each.spec) and agents_called > MAX_AGENT_CALLS:
+            error = f"not run: no more than {MAX_AGENT_CALLS} agents are called by one reply"
+            _refuse_call(draft, task, each, error, output_seq)
             continue
         called = calls.call_task(
             new_task_id(),
@@ -366,7 +373,8 @@ def _call_tools(draft: Draft, task: Task, agent: Agent, planned: Sequence[Planne
         )
         draft.add(called)
         made.append(called.id)
-    return Wait(made, phase="tools", checkpoint={**task.checkpoint, "output_seq": output_seq})
+    checkpoint = {**task.checkpoint, "output_seq": output_seq}
+    return Wait(made, phase="tools", checkpoint=checkpoint, fail_fast=agent.fail_fast)
 
 
 def _stop_at_limit(
@@ -428,6 +436,8 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
 
     def close(draft: Draft) -> Transition:
         draft.hand_on(replace(onward, created_at=draft.now), first_step)
+        if conversation.owner_id is not None:
+            draft.wait_also(conversation.owner_id, onward.id)
         return Done()
 
     return Step(close)

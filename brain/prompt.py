@@ -20,6 +20,7 @@ from shared.model.event import (
     ModelRequest,
     Payload,
     SystemPromptSet,
+    TaskGiven,
     ToolCallError,
     ToolCallInterrupted,
     ToolCallSettled,
@@ -89,7 +90,7 @@ def _messages(context: Sequence[ContextEvent]) -> list[Message]:
                 raise UnreadableEvent(event)
             case SystemPromptSet() as prompt:
                 instructions = prompt.instructions
-            case UserMessage() as message:
+            case UserMessage() | TaskGiven() as message:
                 messages.append({"role": "user", "content": message.text})
             case ModelOutput() as output:
                 messages.extend(_turn(output, results))

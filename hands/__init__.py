@@ -3,8 +3,8 @@
 from hands.context import ToolContext
 from hands.flow import Flow, phase
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
-from hands.policy import Ask
 from hands.tool import tool
+from shared.model.approval import Ask
 from shared.model.document import Document
 from shared.model.task import Done, Fail, Next, Sleep, Wait, WaitSignal
 

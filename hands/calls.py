@@ -23,21 +23,20 @@ from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
-from hands import approvals
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.policy import Decision
 from hands.tool import BadArguments, Tool
-from shared.engine import answering, endings
+from shared.engine import answering, approvals, endings
 from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel.backoff import backoff_seconds
 from shared.model.approval import Answer, Approval, Question
-from shared.model.event import PolicyDecided, ToolCallError, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
+from shared.model.event import PolicyDecided, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
-from shared.model.task import Attempt, Done, Fail, Interrupt, Next, Sleep, Task, Transition
+from shared.model.task import Attempt, Done, Interrupt, Next, Sleep, Task, Transition
 from shared.model.tool import Replay
 from shared.store import reads
 from shared.store.view import CLOCK
@@ -73,7 +72,7 @@ def _call(tool: Tool, run: Run) -> Step:
     task = run.task
     judged = _judged(tool, task, task.input["arguments"])
     if isinstance(judged, str):
-        return Step(partial(_refuse, task=task, error=judged))
+        return Step(partial(endings.refuse_call, task=task, error=judged))
     call, decision = judged
     return Step(partial(_begin, tool=tool, task=task, call=call, decision=decision))
 
@@ -110,12 +109,12 @@ def _begin(
     `found_out` is the equal one of which a person has just found out that it did not happen.
     """
     owned = draft.task(task.id)
-    causes = [_last_seq(task)]
+    causes = [endings.last_seq(task)]
     if decision.rule != "allow" or tool.policy != "allow":
         decided = PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by)
         causes = [draft.event(decided, causes=causes, task=owned)]
     if decision.rule == "deny":
-        return _refuse(draft, task=task, error=f"denied by a rule of the {decision.by}")
+        return endings.refuse_call(draft, task=task, error=f"denied by a rule of the {decision.by}")
     if (earlier := _equal_unknown(draft, tool, call, found_out)) is not None:
         about = f"an equal call (task {earlier.id}) ended without it being known whether it took effect"
         more = {"of": str(earlier.id)}
@@ -146,15 +145,15 @@ def _answered(tool: Tool, run: Run) -> Step:
     approval = approvals.asked(run)
     call = task.checkpoint["call"]
     if approval.holds is not Answer.APPROVED:
-        return Step(partial(_refuse, task=task, error=approvals.why_not(approval)))
+        return Step(partial(endings.refuse_call, task=task, error=approvals.why_not(approval)))
     if approval.edited_arguments is not None:
         judged = _judged(tool, task, approval.edited_arguments)
         if isinstance(judged, str):
-            return Step(partial(_refuse, task=task, error=f"approved with other arguments, but {judged}"))
+            return Step(partial(endings.refuse_call, task=task, error=f"approved with other arguments, but {judged}"))
         call, decision = judged
         if decision.rule == "deny":
             error = f"approved with other arguments, which a rule of the {decision.by} denies"
-            return Step(partial(_refuse, task=task, error=error))
+            return Step(partial(endings.refuse_call, task=task, error=error))
     return Step(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
 
 
@@ -162,9 +161,9 @@ def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json]
     """The approval is used up by the commit that stores the intent, and covers every attempt of this operation."""
     if _equal_unknown(draft, tool, call) is not None:
         error = "not run: meanwhile an equal call ended without it being known whether it took effect"
-        return _refuse(draft, task=task, error=error)
+        return endings.refuse_call(draft, task=task, error=error)
     if (refusal := approvals.use(draft, approval)) is not None:
-        return _refuse(draft, task=task, error=refusal)
+        return endings.refuse_call(draft, task=task, error=refusal)
     answered = [task.checkpoint["signal"]["answered_seq"]]
     return _store_intent(draft, tool=tool, task=task, call=call, causes=answered)
 
@@ -182,14 +181,14 @@ def _reviewed(tool: Tool, run: Run) -> Step:
         case Answer.DID_NOT_HAPPEN if earlier is not None:
             judged = _judged(tool, task, task.checkpoint["call"]["arguments"])
             if isinstance(judged, str):
-                decide = partial(_refuse, task=task, error=judged)
+                decide = partial(endings.refuse_call, task=task, error=judged)
             else:
                 call, decision = judged
                 decide = partial(
                     _begin, tool=tool, task=task, call=call, decision=decision, found_out=task.checkpoint["of"]
                 )
         case Answer.DID_NOT_HAPPEN:
-            decide = partial(_refuse, task=task, error=f"a person found that it did not happen{comment}")
+            decide = partial(endings.refuse_call, task=task, error=f"a person found that it did not happen{comment}")
         case _:
             error = f"{approval.about}; nobody could tell{comment}"
             shown = task.checkpoint.get("partial", "")
@@ -268,9 +267,9 @@ def _attempt(tool: Tool, run: Run) -> Step:
     try:
         value = tool.call(_context(run), task.checkpoint["call"]["arguments"])
     except ToolError as error:
-        return Step(partial(_refuse, task=task, error=_text(error)))
+        return Step(partial(endings.refuse_call, task=task, error=_text(error)))
     except BadArguments as error:
-        return Step(partial(_refuse, task=task, error=f"the stored arguments no longer fit: {error}"))
+        return Step(partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {error}"))
     except Retry as error:
         return _try_again(tool, task, _text(error), error.after)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every way out has its outcome
@@ -319,7 +318,7 @@ def _try_again(tool: Tool, task: Task, error: str, after: float | None) -> Step:
     """A durable retry: nothing is held until its time."""
     runs = task.checkpoint["runs"]
     if runs > tool.retries:
-        return Step(partial(_refuse, task=task, error=f"{error or 'failed'} (after {runs} attempts)"))
+        return Step(partial(endings.refuse_call, task=task, error=f"{error or 'failed'} (after {runs} attempts)"))
     seconds = backoff_seconds(runs, asked_for=after, spread=random.random())
     return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint={**task.checkpoint, "error": error}))
 
@@ -353,7 +352,7 @@ def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
         return Step(lambda _draft: Sleep(0, phase="reconcile", until=acts_until, checkpoint=task.checkpoint))
     if task.checkpoint["runs"] > tool.retries:
         error = f"{task.checkpoint.get('error', 'the worker died')} (after {task.checkpoint['runs']} attempts)"
-        return Step(partial(_refuse, task=task, error=error))
+        return Step(partial(endings.refuse_call, task=task, error=error))
     checkpoint = {**task.checkpoint, "look_ups": 0}
     if "error" not in checkpoint:
         return Step(lambda _draft: Next("again", checkpoint=checkpoint))
@@ -372,15 +371,8 @@ def _ask_later(tool: Tool, task: Task, error: str) -> Step:
 
 def _succeed(draft: Draft, *, task: Task, result: Json, source: str) -> Transition:
     payload = ToolCallSuccess(**endings.call_fields(task), result=result, source=source)
-    draft.event(payload, causes=[_last_seq(task)], task=task)
+    draft.event(payload, causes=[endings.last_seq(task)], task=task)
     return Done(result)
-
-
-def _refuse(draft: Draft, *, task: Task, error: str) -> Transition:
-    """A definite failure, as a result that the caller can read."""
-    cause = _last_seq(task)
-    draft.event(ToolCallError(**endings.call_fields(task), error=error), causes=[cause], task=task)
-    return Fail(error)
 
 
 def _interrupt(draft: Draft, *, tool: Tool, task: Task, error: str, partial_output: str) -> Transition:
@@ -394,15 +386,8 @@ def _interrupt(draft: Draft, *, tool: Tool, task: Task, error: str, partial_outp
 
 def _leave_unknown(draft: Draft, *, task: Task, error: str, partial_output: str) -> Transition:
     payload = ToolCallInterrupted(**endings.call_fields(task), partial=partial_output, error=error)
-    draft.event(payload, causes=[_last_seq(task)], task=task)
+    draft.event(payload, causes=[endings.last_seq(task)], task=task)
     return Interrupt(error)
-
-
-def _last_seq(task: Task) -> int:
-    """The event that this call stands at: a person's answer, a question, its intent, or what called it."""
-    answered = (task.checkpoint.get("signal") or {}).get("answered_seq")
-    known = (answered, task.checkpoint.get("asked_seq"), task.checkpoint.get("start_seq"), task.cause)
-    return max(seq for seq in known if seq is not None)
 
 
 def _late_result(attempts: list[Attempt]) -> Json:

@@ -7,21 +7,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hands import approvals
 from hands.flow import Flow, Spawn, TaskResult, Update, run_phase
 from hands.flow import Phase as AuthorPhase
 from hands.flow import Step as AuthorStep
 from hands.outcomes import ToolError
 from hands.tool import BadArguments
-from shared.engine import endings
+from shared.engine import approvals, endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.errors import BadDefinition, BrainhandsError
 from shared.kernel import calls
-from shared.model.approval import Answer, Question
 from shared.model.document import Document, StoredDocument
-from shared.model.event import PolicyDecided, TaskPhase, ToolCallError, ToolCallStart, ToolCallSuccess
+from shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
@@ -59,11 +57,8 @@ def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
 
 def _call(flow: type[Flow], run: Run) -> Step:
     """Validate the input, heed the agent's rule, and store that the flow starts."""
-    task = run.task
-    call = _validated(flow, task, task.input["arguments"])
-    if isinstance(call, str):
-        return Step(partial(_fail, task=task, error=call))
-    return Step(partial(_begin, flow=flow, task=task, call=call))
+    validate = partial(_validated, flow, run.task)
+    return approvals.begin(run, validate, partial(_start, flow=flow, task=run.task))
 
 
 def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str:
@@ -79,39 +74,13 @@ def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str
     return {**call, "tool": definition.name, "version": definition.version}
 
 
-def _begin(draft: Draft, *, flow: type[Flow], task: Task, call: dict[str, Json]) -> Transition:
-    rule, causes = task.input.get("rule"), [task.cause]
-    if rule is not None:
-        decided = PolicyDecided(**call, rule=rule, by="agent")
-        causes = [draft.event(decided, causes=causes, task=draft.task(task.id))]
-    if rule == "deny":
-        return _fail(draft, task=task, error="denied by a rule of the agent")
-    if rule == "ask":
-        about = "a rule of the agent asks for approval"
-        return approvals.ask(draft, task, call, Question.APPROVAL, about, causes)
-    return _start(draft, flow=flow, task=task, call=call, causes=causes)
-
-
 def _answered(flow: type[Flow], run: Run) -> Step:
-    """Go on with a person's answer; edited arguments are validated again."""
-    task = run.task
-    approval = approvals.asked(run)
-    if approval.holds is not Answer.APPROVED:
-        return Step(partial(_fail, task=task, error=approvals.why_not(approval)))
-    edited = approval.edited_arguments
-    call = _validated(flow, task, approval.arguments if edited is None else edited)
-    if isinstance(call, str):
-        return Step(partial(_fail, task=task, error=f"approved, but {call}"))
-
-    def start(draft: Draft) -> Transition:
-        if (refusal := approvals.use(draft, approval)) is not None:
-            return _fail(draft, task=task, error=refusal)
-        return _start(draft, flow=flow, task=task, call=call, causes=[task.checkpoint["signal"]["answered_seq"]])
-
-    return Step(start)
+    """Go on with a person's answer."""
+    validate = partial(_validated, flow, run.task)
+    return approvals.go_on(run, validate, partial(_start, flow=flow, task=run.task))
 
 
-def _start(draft: Draft, *, flow: type[Flow], task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
+def _start(draft: Draft, call: dict[str, Json], causes: list[int], *, flow: type[Flow], task: Task) -> Transition:
     seq = draft.event(ToolCallStart(**call, acts_until=None), causes=causes, task=draft.task(task.id))
     kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}
     checkpoint = {"call": kept, "start_seq": seq, "last_seq": seq, "author": None}
@@ -133,7 +102,7 @@ def _enter(flow: type[Flow], name: str, run: Run) -> Step:
     try:
         step = run_phase(entered, name)
     except ToolError as error:
-        return Step(partial(_fail, task=task, error=clean_text(str(error))))
+        return Step(partial(endings.refuse_call, task=task, error=clean_text(str(error))))
     specs = _published(run.database, step)
     return Step(partial(_store, task=task, step=step, specs=specs))
 
@@ -189,7 +158,7 @@ def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, To
             draft.event(payload, causes=[task.checkpoint["last_seq"]], task=task)
             return transition
         case Fail(error=error):
-            _fail(draft, task=task, error=error)
+            endings.refuse_call(draft, task=task, error=error)
             return transition
         case Next(phase=phase, checkpoint=checkpoint):
             return Next(phase, _moved(draft, task, phase, "running", checkpoint))
@@ -235,10 +204,3 @@ def _moved(draft: Draft, task: Task, phase: str, status: str, author: Json) -> J
     seq = draft.event(payload, causes=[task.checkpoint["last_seq"]], task=task)
     kept = task.checkpoint["author"] if author is None else author
     return {**task.checkpoint, "last_seq": seq, "author": kept}
-
-
-def _fail(draft: Draft, *, task: Task, error: str) -> Transition:
-    answered = (task.checkpoint.get("signal") or {}).get("answered_seq")
-    cause = task.checkpoint.get("last_seq", answered or task.cause)
-    draft.event(ToolCallError(**endings.call_fields(task), error=error), causes=[cause], task=task)
-    return Fail(error)

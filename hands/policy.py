@@ -7,22 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shared.errors import BadDefinition
+from shared.model.approval import Ask
 
 RULES = ("allow", "ask", "deny")
 """From the mildest to the strictest."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """Ask a person: how long for an answer, how long an approval can be used, and what holds without an answer."""
-
-    answer_seconds: float = 86_400.0
-    use_seconds: float = 3_600.0
-    default: str = "deny"
-
-    def __post_init__(self) -> None:
-        if self.answer_seconds <= 0 or self.use_seconds <= 0 or self.default not in ("deny", "approve"):
-            raise BadDefinition(f"{self} cannot be asked", 'give positive seconds and default="deny" or "approve"')
 
 
 Rule: TypeAlias = "str | Ask"

@@ -63,7 +63,7 @@ def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
 def summary(type: str, payload: dict[str, Any]) -> str:
     """What an event says, in a few words."""
     match type:
-        case "user_message":
+        case "user_message" | "task_given":
             return str(payload["text"])
         case "session_created" | "system_prompt_set":
             return str(payload["agent"])

@@ -205,6 +205,10 @@ class Draft:
             for each in dict.fromkeys(dependencies)
         ]
 
+    def wait_also(self, waiter_id: TaskId, new_task_id: TaskId) -> None:
+        """Let a task that waits already wait for a new one too, made by this draft."""
+        self._waits[waiter_id] = [NewWait(waiter_id=waiter_id, dependency_id=new_task_id, fail_fast=False)]
+
     def ask(self, approval: Approval, call: dict[str, Json], *, task: Task, causes: Iterable[int]) -> int:
         """Put a question to people about a call of a task, and return the seq of its event."""
         self._new_approvals.append(approval)
@@ -492,6 +496,7 @@ class Draft:
                     self._end_cancelled_submission(self.task(task_id))
             for waiter_id in around.waiters:
                 still_open = self._still_open(around.open_dependencies.get(waiter_id, frozenset()))
+                still_open |= {each.dependency_id for each in self._waits.get(waiter_id, ())}
                 if self.task(waiter_id).status is not Status.WAITING or waiter_id in self._finishing:
                     continue
                 if not still_open:

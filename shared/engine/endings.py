@@ -19,7 +19,7 @@ from shared.model.event import (
 )
 from shared.model.ids import SubmissionId
 from shared.model.json import Json
-from shared.model.task import Outcome, Status, Task
+from shared.model.task import Fail, Outcome, Status, Task
 
 if TYPE_CHECKING:
     from shared.engine.draft import Draft
@@ -83,7 +83,8 @@ def cancel(draft: Draft, task: Task) -> None:
         _leave_unknown(draft, task, "cancelled; its effect may have happened", cause=seq)
         return
     if recovery.is_call(task):
-        draft.event(ToolCallError(**call_fields(task), error="cancelled before it ran"), causes=[seq], task=task)
+        error = "cancelled while it was at work" if "start_seq" in task.checkpoint else "cancelled before it ran"
+        draft.event(ToolCallError(**call_fields(task), error=error), causes=[seq], task=task)
     draft.finish(task, Outcome.CANCELLED, error="cancelled")
 
 
@@ -114,10 +115,28 @@ def end_generation(
 
 
 def submissions_of(generation: Task) -> list[SubmissionId]:
-    """The submissions that a generation answers."""
+    """The submissions that a generation answers; one that another agent asked for answers that agent."""
+    if generation.owner_id is not None:
+        return []
     joined = generation.checkpoint.get("joined", generation.input.get("joined", []))
     first = [] if generation.submission_id is None else [generation.submission_id]
     return [*first, *(SubmissionId(UUID(each)) for each in joined)]
+
+
+def refuse_call(draft: Draft, *, task: Task, error: str) -> Fail:
+    """End a call as a definite failure, with a result that its caller can read."""
+    draft.event(ToolCallError(**call_fields(task), error=error), causes=[last_seq(task)], task=task)
+    return Fail(error)
+
+
+def last_seq(task: Task) -> int:
+    """The event that a call stands at: a flow's last phase, a person's answer, a question, its intent, its caller."""
+    answered = (task.checkpoint.get("signal") or {}).get("answered_seq")
+    known: list[int | None] = [
+        answered,
+        *(task.checkpoint.get(each) for each in ("last_seq", "asked_seq", "start_seq")),
+    ]
+    return max([task.cause, *(seq for seq in known if seq is not None)])
 
 
 def call_fields(task: Task) -> dict[str, Json]:

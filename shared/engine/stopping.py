@@ -14,7 +14,7 @@ from shared.model.ids import SessionId, TaskId
 from shared.model.json import clean_text
 from shared.model.session import Inbox
 from shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
-from shared.model.task import Status, Task
+from shared.model.task import Outcome, Status, Task
 from shared.store import reads
 from shared.store.view import View
 
@@ -66,7 +66,8 @@ def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
     )
     now = reads.task(ledger.database, task.id)
     assert now is not None
-    if commit is None or now.status is Status.COMPLETING:
+    decided_otherwise = now.status is Status.COMPLETING and now.outcome is not Outcome.CANCELLED
+    if commit is None or decided_otherwise:
         state = CancelState.TOO_LATE
     else:
         state = CancelState.ENDING if now.is_open else CancelState.CANCELLED

@@ -208,7 +208,8 @@ class Worker:
         """Carry out a step, and what it hands on to this worker in the same commit."""
         goes_on = not self.keeper.draining
         transition = step.decide(draft)
-        if draft.task(owned.id).cancel_wanted and not isinstance(transition, Final):
+        ends = isinstance(transition, Final) and draft.handed_on is None
+        if draft.task(owned.id).cancel_wanted and not ends:
             raise _MustEnd
         owned = draft.task(owned.id)
         steps.move(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from shared.errors import BadDefinition
 from shared.model.ids import ApprovalId, SessionId, TaskId
 from shared.model.json import Json
 
@@ -40,6 +41,19 @@ ANSWERS = {
 
 HUMAN = "human:answer"
 """The signal that a task waits for while its question is open; no sender can use this name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Ask a person: how long for an answer, how long an approval can be used, and what holds without an answer."""
+
+    answer_seconds: float = 86_400.0
+    use_seconds: float = 3_600.0
+    default: str = "deny"
+
+    def __post_init__(self) -> None:
+        if self.answer_seconds <= 0 or self.use_seconds <= 0 or self.default not in ("deny", "approve"):
+            raise BadDefinition(f"{self} cannot be asked", 'give positive seconds and default="deny" or "approve"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,6 +46,15 @@ class UserMessage(Payload):
     submission: str
 
 
+class TaskGiven(Payload):
+    """What another agent asks for: the first message of a sub-agent's conversation."""
+
+    event_type = "task_given"
+    text: str
+    by: str
+    """The agent that asks."""
+
+
 class ToolReference(BaseModel):
     """A tool as offered to the model: one name and version has one schema digest."""
 
@@ -321,6 +330,7 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         SessionCreated,
         SystemPromptSet,
         UserMessage,
+        TaskGiven,
         ModelRequest,
         ModelOutput,
         ModelInterrupted,

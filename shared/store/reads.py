@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, select
+from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, literal, literal_column, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import distinct_on
 
@@ -140,6 +140,17 @@ OPEN_APPROVALS = Statement(
 TASK_APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
 SIGNAL_BY_REQUEST = Statement(select(signals).where(signals.c.request_digest == bindparam("digest")))
 TASK = Statement(select(tasks).where(tasks.c.id == bindparam("task_id")))
+LAST_GENERATION = Statement(
+    select(tasks)
+    .where(tasks.c.owner_id == bindparam("owner_id"), tasks.c.kind == literal_column("'generation'"))
+    .order_by(tasks.c.cause.desc())
+    .limit(1)
+)
+_ABOVE = (
+    select(tasks.c.owner_id, literal("").label("kind")).where(tasks.c.id == bindparam("task_id")).cte(recursive=True)
+)
+_ABOVE = _ABOVE.union_all(select(tasks.c.owner_id, tasks.c.kind).join(_ABOVE, tasks.c.id == _ABOVE.c.owner_id))
+AGENTS_ABOVE = Statement(select(func.count().label("agents")).where(_ABOVE.c.kind.startswith("agent:")))
 USAGE = Statement(
     select(
         func.coalesce(func.sum(events.c.tokens_in), 0).label("tokens_in"),
@@ -200,6 +211,20 @@ def context(
 def task(database: Database, task_id: TaskId) -> Task | None:
     (result,) = database.run(TASK(task_id=task_id))
     return None if result.first is None else rows.task(result.first)
+
+
+def last_generation(database: Database, owner_id: TaskId) -> Task:
+    """The newest generation that a task owns; there must be one."""
+    (result,) = database.run(LAST_GENERATION(owner_id=owner_id))
+    assert result.first is not None
+    return rows.task(result.first)
+
+
+def agents_above(database: Database, task_id: TaskId) -> int:
+    """How many calls of agents stand above a task."""
+    (result,) = database.run(AGENTS_ABOVE(task_id=task_id))
+    assert result.first is not None
+    return int(result.first["agents"])
 
 
 def document(database: Database, session_id: SessionId, name: str) -> StoredDocument | None:

@@ -173,6 +173,12 @@ tasks = Table(
     CheckConstraint("fence >= 0 AND step >= 0 AND phase_attempts >= 0", name="counters"),
     Index(None, "session_id"),
     Index("tasks_open_by_owner_idx", "owner_id", postgresql_where=text("status <> 'done'")),
+    Index(
+        "tasks_owned_generations_idx",
+        "owner_id",
+        "cause",
+        postgresql_where=text("kind = 'generation' AND owner_id IS NOT NULL"),
+    ),
     Index("tasks_unfinished_idx", "status", postgresql_where=text("status <> 'done'")),
     Index("tasks_wake_at_idx", "wake_at", postgresql_where=text("wake_at IS NOT NULL")),
     Index(

@@ -325,7 +325,7 @@ def every_submission_has_ended(now: Snapshot) -> Iterator[str]:
 
 
 def _is_call(task: Row) -> bool:
-    return str(task["kind"]).startswith(("tool:", "flow:"))
+    return str(task["kind"]).startswith(("tool:", "flow:", "agent:"))
 
 
 ALWAYS: tuple[Invariant, ...] = (

@@ -32,3 +32,43 @@ careful = Agent(
     rules={"note": "deny", "echo": "ask", "batch": "ask"},
     request_seconds=20,
 )
+lead = Agent(
+    name="lead",
+    version=1,
+    instructions="Let others do it.",
+    tools=["scout", "nester", "note", "slow", "send_unsafe", "echo"],
+    rules={"scout": "allow"},
+    request_seconds=20,
+)
+hasty = Agent(
+    name="hasty",
+    version=1,
+    instructions="Let others do it, and stop all at the first failure.",
+    tools=["scout", "slow"],
+    fail_fast=True,
+    request_seconds=20,
+)
+wary = Agent(
+    name="wary",
+    version=1,
+    instructions="Ask before others do it.",
+    tools=["scout"],
+    rules={"scout": "ask"},
+    request_seconds=20,
+)
+scout = Agent(
+    name="scout",
+    version=1,
+    description="Looks into one thing and reports.",
+    instructions="Look into what you are asked.",
+    tools=["echo", "note", "slow", "send_unsafe"],
+    request_seconds=20,
+)
+nester = Agent(
+    name="nester",
+    version=1,
+    description="Gives its task to another of its kind.",
+    instructions="Give it on.",
+    tools=["nester"],
+    request_seconds=20,
+)

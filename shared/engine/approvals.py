@@ -6,23 +6,75 @@ every attempt of that operation and nothing else, and lapses if it is not used i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from typing import TypeAlias
 from uuid import UUID
 
-from hands.policy import Ask
+from shared.engine import endings
+from shared.engine.definition import Step
 from shared.engine.draft import Draft
 from shared.engine.run import Run
-from shared.model.approval import HUMAN, Answer, Approval, Question
+from shared.model.approval import HUMAN, Answer, Approval, Ask, Question
+from shared.model.event import PolicyDecided
 from shared.model.ids import ApprovalId, new_approval_id
 from shared.model.json import Json, digest
-from shared.model.task import Task, WaitSignal
+from shared.model.task import Task, Transition, WaitSignal
 from shared.store import reads
 
 REVIEW_SECONDS = 7 * 86_400.0
 """How long a person has to find out about an unknown effect before it stays unknown."""
 
 PHASES = {Question.APPROVAL: "answered", Question.REVIEW: "reviewed"}
+
+
+Validate: TypeAlias = Callable[[Json], "dict[str, Json] | str"]
+"""From raw arguments to the call (the fields of a tool event) with its final ones, or why it cannot run."""
+
+Start: TypeAlias = Callable[[Draft, dict[str, Json], list[int]], Transition]
+"""Begins a call that may run, given what it follows from."""
+
+
+def begin(run: Run, validate: Validate, start: Start) -> Step:
+    """Start a call that only the rule of its agent judges: run it, refuse it, or ask a person."""
+    task = run.task
+    call = validate(task.input["arguments"])
+    if isinstance(call, str):
+        return Step(partial(endings.refuse_call, task=task, error=call))
+
+    def judge(draft: Draft) -> Transition:
+        rule, causes = task.input.get("rule"), [task.cause]
+        if rule is not None:
+            decided = PolicyDecided(**call, rule=rule, by="agent")
+            causes = [draft.event(decided, causes=causes, task=draft.task(task.id))]
+        if rule == "deny":
+            return endings.refuse_call(draft, task=task, error="denied by a rule of the agent")
+        if rule == "ask":
+            return ask(draft, task, call, Question.APPROVAL, "a rule of the agent asks for approval", causes)
+        return start(draft, call, causes)
+
+    return Step(judge)
+
+
+def go_on(run: Run, validate: Validate, start: Start) -> Step:
+    """Start such a call, or not, with a person's answer; edited arguments are validated again."""
+    task = run.task
+    approval = asked(run)
+    if approval.holds is not Answer.APPROVED:
+        return Step(partial(endings.refuse_call, task=task, error=why_not(approval)))
+    edited = approval.edited_arguments
+    call = validate(approval.arguments if edited is None else edited)
+    if isinstance(call, str):
+        return Step(partial(endings.refuse_call, task=task, error=f"approved, but {call}"))
+
+    def use_and_start(draft: Draft) -> Transition:
+        if (refusal := use(draft, approval)) is not None:
+            return endings.refuse_call(draft, task=task, error=refusal)
+        return start(draft, call, [task.checkpoint["signal"]["answered_seq"]])
+
+    return Step(use_and_start)
 
 
 def ask(
