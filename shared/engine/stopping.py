@@ -83,6 +83,7 @@ def _cancel(
     wish: CancelRequested,
 ) -> Commit | None:
     """Store the wish and carry it down the tree; None if there is nothing to end."""
+    tried: list[Commit] = []
 
     def fill(view: View) -> Commit | None:
         open_tasks = view.open_tasks()
@@ -95,9 +96,12 @@ def _cancel(
         for entry in waiting:
             draft.withdraw(entry, reason="cancelled before it was begun")
         cancellation.cancel_trees(draft, wanted, open_tasks)
-        return draft.freeze()
+        tried.append(draft.freeze())
+        return tried[-1]
 
-    return ledger.apply(session_id, [], fill)
+    commit = ledger.apply(session_id, [], fill)
+    # A try whose COMMIT lost its reply had gone through if nothing is left to end.
+    return commit if commit is not None or not tried else tried[-1]
 
 
 def _works_on(task: Task, submission: Submission) -> bool:

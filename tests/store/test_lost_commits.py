@@ -16,6 +16,7 @@ from shared.engine.run import Run
 from shared.engine.worker import Worker
 from shared.model.event import TaskPhase
 from shared.model.ids import new_task_id
+from shared.model.submission import CancelState
 from shared.model.task import Done, Fail, Next, Status, Task, Transition
 from shared.store.database import Database
 from shared.store.view import CLOCK
@@ -101,6 +102,22 @@ def test_an_input_for_a_session_is_submitted_once(
     assert receipt.session_id == session_id
     assert _count(stage, "submissions", "inbox") == [3, 1 if busy else 0]
     assert stage.types(session_id).count("user_message") == (1 if busy else 2)
+    assert violations(stage.database_url) == []
+
+
+@pytest.mark.promise("B6", "C13")
+@pytest.mark.hazard(7, 47)
+def test_a_cancel_is_carried_out_once_and_its_caller_told_so(
+    stage: Stage, cutter: CommitCutter, cut_client: Client, when: When
+) -> None:
+    session_id, _ = stage.session()
+
+    cutter.arm(when)
+    cancelled = cut_client.cancel(session=session_id)
+
+    assert cutter.cuts == 1
+    assert cancelled.state is CancelState.CANCELLED
+    assert stage.types(session_id).count("cancel_requested") == 1
     assert violations(stage.database_url) == []
 
 
