@@ -63,6 +63,7 @@ def end(fleet: Fleet, receipt: Receipt) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.promise("F13", "F14")
+@pytest.mark.case("openai/openai-agents-python#4244")
 def test_an_approved_call_runs_with_its_arguments_and_nothing_waits_in_memory(shared_fleet: Fleet) -> None:
     receipt = call(shared_fleet, "pay", to="ann", amount=50)
     asked = question(shared_fleet, receipt)
@@ -245,3 +246,23 @@ def _wait_for_clock_after(fleet: Fleet, approval: Approval) -> None:
     wait_until(
         lambda: bool(approval.use_by and health.server(fleet.database).clock > approval.use_by), 10, "it has lapsed"
     )
+
+
+@pytest.mark.promise("F9", "F13", "E11")
+@pytest.mark.case("pydantic/pydantic-ai#6370")
+def test_a_call_that_waits_for_a_person_is_not_lost_when_another_of_its_reply_fails(shared_fleet: Fleet) -> None:
+    calls = [
+        {"name": "pay", "arguments": {"to": "eve", "amount": 60}, "id": "call_pay"},
+        {"name": "note", "arguments": {"text": "denied"}, "id": "call_note"},
+        {"name": "no_such_tool", "id": "call_nothing"},
+    ]
+    receipt = shared_fleet.script({"calls": calls}, {"text": "done"}, agent="careful")
+    asked = question(shared_fleet, receipt)
+    wait_until(lambda: len(shared_fleet.payloads(receipt.session_id, *ENDS)) == 2, 30, "the end of the others")
+
+    assert shared_fleet.client.answer(asked.id, "approved").accepted
+    assert shared_fleet.wait(receipt).output == "done"
+    ends = {each["call_id"]: each for each in shared_fleet.payloads(receipt.session_id, *ENDS)}
+    assert ends.keys() == {"call_pay", "call_note", "call_nothing"}
+    assert "error" not in ends["call_pay"]
+    assert sum(line.startswith("pay eve") or "eve" in line for line in shared_fleet.effects()) == 1

@@ -46,6 +46,7 @@ def wait_for_status(fleet: Fleet, receipt: Receipt, kind: str, status: Status) -
 
 @pytest.mark.promise("C12", "C13", "F7")
 @pytest.mark.hazard(11)
+@pytest.mark.case("langchain-ai/langgraph#6726")
 def test_a_call_under_way_ends_as_unknown_and_the_submission_as_cancelled(shared_fleet: Fleet) -> None:
     receipt = shared_fleet.script(calls(("send_unsafe", {"to": "cancel-1", "seconds": 25})), {"text": "never"})
     shared_fleet.wait_for_effect("unsafe cancel-1")
@@ -104,6 +105,7 @@ def test_a_model_stream_is_cut_and_its_text_stays_as_a_record(shared_fleet: Flee
 
 
 @pytest.mark.promise("C12")
+@pytest.mark.case("celery/celery#6075")
 def test_it_works_without_any_worker_that_fits(shared_fleet: Fleet) -> None:
     receipt = shared_fleet.submit("hello", agent="nobody-has-this-one")
 

@@ -267,6 +267,7 @@ def test_a_redis_that_may_drop_messages_is_a_finding(
     assert finding["next_step"] == "set maxmemory-policy to noeviction"
 
 
+@pytest.mark.hazard(52)
 def test_a_clock_that_differs_from_the_database_is_a_finding(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     at = store.now() - timedelta(minutes=1)
     monkeypatch.setattr(health, "server", lambda _: health.Server(version=150000, clock=at))

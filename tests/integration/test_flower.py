@@ -86,6 +86,7 @@ def hints_of(flower: Page, receipt: Receipt) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.promise("K2")
+@pytest.mark.case("mher/flower#1217")
 def test_flower_shows_both_fleets_and_readable_hints_to_who_has_the_password_and_lets_nobody_write(
     flower: Page, fleet: Fleet, home: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
-from shared.model.submission import Receipt
+from shared.model.submission import CancelState, Receipt
 from shared.model.task import Outcome, Status
 from shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
@@ -205,6 +205,19 @@ def test_a_flow_with_its_outcome_decided_is_completing_until_its_child_has_ended
     assert result_of(flows, receipt) == "left early"
     ended = task_of(flows, receipt.session_id, "flow:leave_early")
     assert (ended.status, ended.outcome, ended.result) == (Status.DONE, Outcome.SUCCEEDED, "left early")
+
+
+@pytest.mark.promise("C8", "C13")
+@pytest.mark.hazard(49)
+def test_cancelling_what_is_completing_ends_its_work_and_its_outcome_stands(flows: Fleet) -> None:
+    receipt = start(flows, "leave_early", gate="never-opened")
+    flows.wait_for_effect("gated never-opened")
+    completing = wait_for_task(flows, receipt.session_id, "flow:leave_early", Status.COMPLETING)
+
+    told = flows.client.cancel(task=completing.id)
+    assert (told.state, told.outcome) == (CancelState.TOO_LATE, Outcome.SUCCEEDED)
+    assert result_of(flows, receipt) == "left early"
+    assert task_of(flows, receipt.session_id, "tool:gated").outcome is Outcome.INTERRUPTED
 
 
 @pytest.mark.promise("C1", "C7", "F9", "F7")

@@ -349,6 +349,7 @@ def test_tokens_are_recorded_for_each_call_and_add_up_by_session(brains: Fleet) 
 
 
 @pytest.mark.promise("E11", "B8")
+@pytest.mark.case("livekit/agents#6785")
 def test_however_its_calls_ended_a_transcript_is_one_that_the_provider_takes(brains: Fleet) -> None:
     calls = [
         {"name": "leave", "arguments": {"how": "boom"}, "id": "call_a"},
@@ -501,6 +502,7 @@ def test_a_request_whose_brain_was_killed_is_sent_again_and_its_partial_text_sta
 
 @pytest.mark.promise("E5", "F10", "H1", "B8")
 @pytest.mark.crash
+@pytest.mark.case("openai/openai-agents-python#2426")
 def test_planned_calls_run_while_every_brain_is_gone_and_the_next_one_applies_their_results(
     brains: Fleet, restarted: Restarted
 ) -> None:

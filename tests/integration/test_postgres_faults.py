@@ -40,6 +40,7 @@ def start(fleet: Fleet) -> None:
 @pytest.mark.crash
 @pytest.mark.promise("H5", "B6")
 @pytest.mark.parametrize("crash", [False, True], ids=["stopped in order", "crashed"])
+@pytest.mark.case("dbos-inc/dbos-transact-py#716", "procrastinate-org/procrastinate#1116")
 def test_postgres_restarted_twice_during_runs_loses_and_doubles_nothing(
     fleet: Fleet, postgres: Postgres, crash: bool
 ) -> None:
@@ -97,6 +98,7 @@ def set_read_only(fleet: Fleet, postgres: Postgres, change: LiteralString) -> No
 
 
 @pytest.mark.hazard(13)
+@pytest.mark.case("NikolayS/PgQue#80")
 def test_a_transaction_in_which_a_process_stood_still_is_ended_and_may_be_tried_again(database_url: str) -> None:
     database = Database(database_url, step_seconds=0.5)
     watcher = Database(database_url)

@@ -110,6 +110,7 @@ def test_input_accepted_a_moment_before_every_process_dies_is_worked_on_when_pro
 
 
 @pytest.mark.promise("C4", "H6")
+@pytest.mark.case("celery/kombu#1836", "procrastinate-org/procrastinate#307", "procrastinate-org/procrastinate#1518")
 def test_a_call_whose_worker_was_killed_runs_again_on_another_worker(fleet: Fleet) -> None:
     fleet.relay(), fleet.brain()
     first = fleet.hands()
@@ -127,6 +128,7 @@ def test_a_call_whose_worker_was_killed_runs_again_on_another_worker(fleet: Flee
 
 
 @pytest.mark.promise("C5")
+@pytest.mark.case("celery/celery#1810", "vercel/workflow#679")
 def test_a_sleeping_task_holds_nothing_keeps_its_time_over_restarts_and_runs_at_once_when_that_has_passed(
     fleet: Fleet,
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_result_that_comes_while_every_brain_and_relay_is_gone_waits_for_a_bra
 @pytest.mark.slow
 @pytest.mark.promise("C10")
 @pytest.mark.hazard(12)
+@pytest.mark.case("celery/celery#9082")
 def test_a_tool_that_kills_its_process_each_time_ends_at_the_limit_and_its_neighbours_live_on(fleet: Fleet) -> None:
     fleet.environment["BRAINHANDS_LEASE_SECONDS"] = "2"
     fleet.relay(), fleet.brain(), fleet.hands(slots=2)
@@ -201,6 +204,7 @@ def command_line(fleet: Fleet, role: str) -> Child:
 @pytest.mark.slow
 @pytest.mark.promise("C14")
 @pytest.mark.parametrize("start", [plain_celery, command_line])
+@pytest.mark.case("temporalio/sdk-python#368", "celery/celery#9505")
 def test_a_hands_worker_told_to_stop_finishes_its_call_and_another_takes_what_follows(
     fleet: Fleet, start: Callable[[Fleet, str], Child]
 ) -> None:
@@ -247,6 +251,7 @@ def test_a_brain_told_to_stop_in_mid_request_finishes_it_and_another_brain_goes_
 
 
 @pytest.mark.promise("C14")
+@pytest.mark.case("dbos-inc/dbos-transact-py#804")
 def test_a_flow_whose_worker_is_told_to_stop_between_two_steps_goes_on_elsewhere_at_once(fleet: Fleet) -> None:
     fleet.environment["BRAINHANDS_LEASE_SECONDS"] = "100"
     fleet.relay(), fleet.brain()
@@ -264,6 +269,7 @@ def test_a_flow_whose_worker_is_told_to_stop_between_two_steps_goes_on_elsewhere
 
 
 @pytest.mark.promise("D1", "H3")
+@pytest.mark.case("celery/celery#5935", "dbos-inc/dbos-transact-py#742")
 def test_of_many_workers_with_the_same_hint_one_runs_the_task(fleet: Fleet) -> None:
     fleet.brain(), fleet.hands(slots=2), fleet.hands(slots=2)
     relay = fleet.relay()
@@ -311,6 +317,7 @@ def test_a_brain_that_was_stopped_beyond_its_lease_can_store_nothing_when_it_goe
 @pytest.mark.promise("D3")
 @pytest.mark.hazard(8)
 @pytest.mark.parametrize("guarded", [True, False], ids=["with its guard", "with its guard stopped too"])
+@pytest.mark.case("janbjorge/pgqueuer#430")
 def test_a_hands_process_stopped_beyond_its_lease_never_acts_again(fleet: Fleet, guarded: bool) -> None:
     fleet.relay(), fleet.brain(), fleet.hands()
     fleet.wait_for_workers(brain=1, hands=1, relay=1)
@@ -359,6 +366,7 @@ def test_a_process_that_learns_of_its_claim_after_the_lease_has_ended_does_not_a
 @pytest.mark.slow
 @pytest.mark.promise("D3")
 @pytest.mark.hazard(8)
+@pytest.mark.case("celery/celery#1958")
 def test_a_tool_that_holds_the_interpreter_in_c_code_is_ended_with_its_lease(fleet: Fleet) -> None:
     fleet.relay(), fleet.brain(), fleet.hands()
     fleet.wait_for_workers(brain=1, hands=1, relay=1)
@@ -380,6 +388,7 @@ def test_a_tool_that_holds_the_interpreter_in_c_code_is_ended_with_its_lease(fle
 @pytest.mark.promise("D3")
 @pytest.mark.hazard(8)
 @pytest.mark.parametrize("fault", ["killed", "stopped", "cut off"])
+@pytest.mark.case("temporalio/sdk-python#1048")
 def test_what_a_tool_started_stops_acting_with_its_worker(fleet: Fleet, fault: str) -> None:
     port = urlsplit(fleet.database_url).port
     assert port is not None
@@ -419,6 +428,7 @@ def members(group: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.promise("D3")
 @pytest.mark.parametrize("way", ["frozen", "refused"])
+@pytest.mark.case("celery/celery#1715")
 def test_a_hands_process_cut_off_from_postgres_dies_before_it_acts_beyond_its_lease(fleet: Fleet, way: str) -> None:
     port = urlsplit(fleet.database_url).port
     assert port is not None
@@ -441,6 +451,32 @@ def test_a_hands_process_cut_off_from_postgres_dies_before_it_acts_beyond_its_le
     acted = [line for line in fleet.effects() if line.startswith("hold x acted")]
     assert len(acted) == 1
     assert int(acted[0].split()[-1]) != process
+
+
+@pytest.mark.slow
+@pytest.mark.promise("F4", "D3")
+@pytest.mark.hazard(36)
+def test_an_unsafe_call_outlives_an_outage_of_postgres_that_is_longer_than_a_lease(fleet: Fleet) -> None:
+    port = urlsplit(fleet.database_url).port
+    assert port is not None
+    fleet.environment["BRAINHANDS_LEASE_SECONDS"] = "1.5"
+    with Proxy(LOOPBACK, port) as proxy:
+        fleet.relay(), fleet.brain()
+        fleet.hands(DATABASE_URL=through(proxy, fleet.database_url))
+        fleet.wait_for_workers(brain=1, hands=1, relay=1)
+        receipt = fleet.script(
+            {"calls": [{"name": "send_unsafe", "arguments": {"to": "ann", "seconds": 1}}]}, {"text": "done"}
+        )
+        fleet.wait_for_effect("unsafe ann")
+        (began,) = rows(fleet, "SELECT clock_timestamp() AS at")
+        proxy.freeze()
+        passed = "SELECT 1 FROM generate_series(1, 1) WHERE clock_timestamp() > '{}'::timestamptz + interval '5 s'"
+        wait_for_row(fleet, passed.format(began["at"].isoformat()))
+        proxy.thaw()
+
+        answered(fleet, receipt)
+    assert [each["result"] for each in fleet.payloads(receipt.session_id, "tool_call_success")] == ["sent to ann"]
+    assert sum(line.startswith("unsafe ann") for line in fleet.effects()) == 1
 
 
 @pytest.mark.slow

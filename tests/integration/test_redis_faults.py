@@ -28,6 +28,7 @@ def nothing_is_parked(fleet: Fleet) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.promise("H4")
+@pytest.mark.case("celery/celery#4354", "celery/kombu#164")
 def test_redis_emptied_ten_times_during_runs_loses_and_doubles_nothing(fleet: Fleet) -> None:
     fleet.relay(), fleet.brain(), fleet.hands(slots=2)
     fleet.wait_for_workers(brain=1, hands=2, relay=1)
@@ -47,6 +48,7 @@ def test_redis_emptied_ten_times_during_runs_loses_and_doubles_nothing(fleet: Fl
 @pytest.mark.crash
 @pytest.mark.promise("H4")
 @pytest.mark.case("PITFALLS C6")
+@pytest.mark.case("celery/celery#8091", "celery/celery#10205", "celery/celery#7185")
 def test_redis_killed_and_restarted_empty_during_runs_loses_and_doubles_nothing(
     fleet: Fleet, redis_server: Redis
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_frozen_redis_stops_no_commit_and_parks_no_hint(fleet: Fleet, proxy: P
 @pytest.mark.slow
 @pytest.mark.promise("H4")
 @pytest.mark.case("PITFALLS C1, R1")
+@pytest.mark.case("celery/celery#2906", "taskforcesh/bullmq#4729")
 def test_workers_whose_redis_sockets_went_dead_without_a_word_come_back(fleet: Fleet, proxy: Proxy) -> None:
     start_behind(proxy, fleet)
     runs = start_runs(fleet, 12)

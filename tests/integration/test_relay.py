@@ -22,6 +22,8 @@ from shared.bus.bell import Bell, RelayBell
 from shared.bus.celery_app import celery_app
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.model.ids import new_session_id
+from shared.runtime.servers import Redis
 from shared.store import health
 from shared.store.database import Database, Row
 from tests.instruments import invariants
@@ -76,6 +78,7 @@ def forgeries(tasks: list[tuple[str, str]], chance: random.Random) -> list[tuple
 @pytest.mark.slow
 @pytest.mark.promise("H3", "D1")
 @pytest.mark.hazard(37)
+@pytest.mark.case("inducer/relate#1504", "celery/celery#6485")
 def test_forged_doubled_late_reordered_and_malformed_messages_harm_nothing(fleet: Fleet) -> None:
     workers = [fleet.brain(), fleet.hands(slots=2)]
     fleet.relay()
@@ -114,6 +117,8 @@ def test_forged_doubled_late_reordered_and_malformed_messages_harm_nothing(fleet
 @pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.promise("H6", "H3")
+@pytest.mark.case("neochaotic/leoflow#1199")
+@pytest.mark.hazard(46)
 def test_of_two_relays_one_may_be_killed_at_any_time(fleet: Fleet) -> None:
     relays = [fleet.relay(), fleet.relay()]
     fleet.brain(), fleet.hands(slots=2)
@@ -132,6 +137,7 @@ def test_of_two_relays_one_may_be_killed_at_any_time(fleet: Fleet) -> None:
 @pytest.mark.slow
 @pytest.mark.promise("H10")
 @pytest.mark.hazard(15)
+@pytest.mark.case("mher/flower#1192")
 def test_a_backlog_stays_in_postgres_and_is_hinted_no_faster_than_it_is_taken(fleet: Fleet) -> None:
     fleet.brain(slots=1), fleet.hands()
     fleet.wait_for_workers(brain=1, hands=1)
@@ -259,3 +265,15 @@ def test_a_session_that_the_sweep_cannot_settle_keeps_no_other_from_it(fleet: Fl
         stopping.set()
         thread.join()
     ledger.database.close()
+
+
+@pytest.mark.promise("H3")
+@pytest.mark.hazard(45)
+def test_a_ring_before_the_relay_listens_is_heard_and_many_are_one(redis_server: Redis) -> None:
+    redis_server.start()
+    bell, listener, stopping = Bell(redis_server.url), RelayBell(redis_server.url), threading.Event()
+    for _ in range(3):
+        bell.ring(new_session_id(), hints=True, ended=False)
+
+    assert listener.wait(5.0, stopping)
+    assert not listener.wait(0.01, stopping)

@@ -117,6 +117,7 @@ def test_inputs_for_a_busy_session_are_queued_and_run_after_it_in_their_order(fl
 
 @pytest.mark.promise("A9")
 @pytest.mark.case("agentscope-ai/QwenPaw#6918: two messages to one conversation at once")
+@pytest.mark.case("agentscope-ai/QwenPaw#6918")
 def test_inputs_that_come_while_generations_begin_and_end_never_run_at_the_same_time(fleet_of_sessions: Fleet) -> None:
     fleet = fleet_of_sessions
     first = fleet.script({"text": "begin"}, agent="odd")

@@ -69,6 +69,7 @@ def test_a_waiting_task_goes_on_with_its_signal_and_holds_nothing_meanwhile(shar
 
 @pytest.mark.promise("C15")
 @pytest.mark.hazard(5)
+@pytest.mark.hazard(33)
 def test_a_signal_that_came_first_is_kept_and_taken_once(shared_fleet: Fleet) -> None:
     receipt = shared_fleet.script({"text": "not yet"})
     shared_fleet.wait(receipt)
@@ -94,6 +95,7 @@ def test_a_wait_ends_at_its_deadline_without_a_signal(shared_fleet: Fleet) -> No
 @pytest.mark.promise("C15", "A3")
 @pytest.mark.hazard(47)
 @pytest.mark.case("dbos-inc/dbos-transact-ts#1205")
+@pytest.mark.hazard(34, 47)
 def test_sending_again_with_the_same_request_id_stores_it_once(shared_fleet: Fleet) -> None:
     receipt = shared_fleet.script({"text": "hello"})
     client: Client = shared_fleet.client

@@ -448,6 +448,7 @@ def test_the_late_result_of_a_call_whose_claim_was_lost_is_kept_and_used(tools: 
 
 
 @pytest.mark.promise("F9", "F8")
+@pytest.mark.case("celery/celery#1564")
 def test_parallel_calls_keep_their_own_results_and_a_failing_one_costs_its_siblings_nothing(tools: Fleet) -> None:
     calls = [
         {"name": "note", "arguments": {"text": "sibling one"}, "id": "call_one"},
@@ -489,6 +490,7 @@ def test_a_result_the_end_of_its_task_and_the_readiness_of_its_parent_are_one_co
 
 
 @pytest.mark.promise("C9", "H3")
+@pytest.mark.case("langchain-ai/langgraph#7780")
 def test_a_call_that_is_done_keeps_its_result_whatever_hints_come_for_it(tools: Fleet) -> None:
     receipt = call(tools, "note", {"text": "done once"})
     end_of(tools, receipt)

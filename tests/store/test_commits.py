@@ -12,19 +12,23 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import func, select, text
 
+from shared.engine.definition import Step
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.run import Run
 from shared.errors import NotStorable, StaleWrite
 from shared.kernel import chain, moves
 from shared.model.commit import Commit, Guard, TaskChange
 from shared.model.event import ModelInterrupted, TaskPhase, Usage
-from shared.model.ids import SessionId, new_task_id
+from shared.model.ids import SessionId, TaskId, new_task_id
 from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
 from shared.runtime.settings import libpq_url
 from shared.store import attempts, health
+from shared.store.database import Database, Statement
 from shared.store.view import View
 from tests.store.stage import (
+    Act,
     Gone,
     Stage,
     answer,
@@ -325,6 +329,7 @@ def test_a_task_with_its_outcome_decided_is_completing_until_its_owned_work_has_
 
 
 @pytest.mark.promise("C5", "D4")
+@pytest.mark.case("restatedev/restate#3057")
 def test_a_sleeper_keeps_its_due_time_and_wakes_when_that_has_passed(shared_stage: Stage) -> None:
     session_id, _ = shared_stage.session()
     task_id = shared_stage.add(session_id)
@@ -411,6 +416,7 @@ def test_of_many_workers_with_the_same_hint_one_runs(shared_stage: Stage) -> Non
 @pytest.mark.hazard("6a", "6b", "19a", "19d")
 @pytest.mark.parametrize("taken_over", [False, True], ids=["lease ended", "taken over"])
 @pytest.mark.parametrize("late", [Done("late"), Next("third"), Sleep(5, "third"), Fail("late")], ids=str)
+@pytest.mark.case("aegra/aegra#547")
 def test_who_lost_the_lease_stores_nothing_but_a_late_result_in_its_own_attempt(
     shared_stage: Stage, taken_over: bool, late: Transition
 ) -> None:
@@ -553,6 +559,7 @@ def test_an_owners_commit_names_its_fence_and_its_step(shared_stage: Stage, fenc
 
 
 @pytest.mark.promise("D4")
+@pytest.mark.hazard(52)
 def test_leases_and_timers_go_by_the_clock_of_the_database(
     shared_stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -586,6 +593,7 @@ def test_leases_and_timers_go_by_the_clock_of_the_database(
 
 
 @pytest.mark.promise("I1")
+@pytest.mark.hazard(52)
 def test_an_events_time_is_never_earlier_than_the_one_before_it(shared_stage: Stage) -> None:
     session_id, _ = shared_stage.session()
     shared_stage.sql(
@@ -886,3 +894,64 @@ def _everything_of(stage: Stage, session_id: SessionId) -> dict[str, list[dict[s
 
 def _must_not_run(_run: Run) -> Any:
     raise AssertionError("the phase ran")
+
+
+SYNCHRONOUS = Statement(select(func.current_setting("synchronous_commit").label("value")))
+UPDATES = Statement(
+    select(
+        func.pg_stat_get_xact_tuples_updated(text("'brainhands.tasks'::regclass")).label("updated"),
+        func.pg_stat_get_xact_tuples_hot_updated(text("'brainhands.tasks'::regclass")).label("hot"),
+    )
+)
+
+
+@pytest.mark.promise("B7")
+@pytest.mark.hazard(41)
+def test_progress_waits_for_no_disk_and_commits_do(shared_stage: Stage) -> None:
+    soft_database = Database(shared_stage.database_url, durable=False)
+    try:
+        found = [each.run(SYNCHRONOUS())[0].rows[0]["value"] for each in (shared_stage.database, soft_database)]
+    finally:
+        soft_database.close()
+
+    assert found == ["on", "off"]
+
+
+@pytest.mark.hazard(40)
+def test_renewing_a_lease_touches_no_index(shared_stage: Stage) -> None:
+    session_id, _ = shared_stage.session()
+    task = shared_stage.claim_and_die(shared_stage.add(session_id))
+
+    with shared_stage.database.transaction() as transaction:
+        for _ in range(3):
+            transaction.run(attempts.renew([task.id], [task.fence], 60))
+        (counted,) = transaction.run(UPDATES())
+
+    assert counted.rows == [{"updated": 3, "hot": 3}]
+
+
+@pytest.mark.promise("C10")
+@pytest.mark.hazard(35)
+def test_a_task_that_was_in_two_crashes_shares_its_process_with_no_other(shared_stage: Stage) -> None:
+    session_id, _ = shared_stage.session()
+    crashed, neighbour, another = (shared_stage.add(session_id) for _ in range(3))
+    for _ in range(2):
+        shared_stage.claim_and_die(crashed)
+        shared_stage.lose(crashed)
+    worker = shared_stage.worker()
+    seen: list[Status] = []
+
+    def beside(task_id: TaskId) -> Act:
+        def act(run: Run) -> Step:
+            worker.advance([(task_id, session_id)])
+            seen.append(shared_stage.status(task_id))
+            return finish()(run)
+
+        return act
+
+    shared_stage.advance(neighbour, beside(crashed), worker=worker)
+    shared_stage.advance(crashed, beside(another), worker=worker)
+    shared_stage.advance(another, worker=worker)
+
+    assert seen == [Status.PENDING, Status.PENDING]
+    assert {shared_stage.status(each) for each in (crashed, neighbour, another)} == {Status.DONE}

@@ -143,6 +143,7 @@ def test_a_hint_goes_only_where_its_version_is_offered(stage: Stage) -> None:
 
 @pytest.mark.promise("H3")
 @pytest.mark.hazard("14", "10")
+@pytest.mark.case("vercel/workflow#3119")
 def test_the_sweep_gives_a_task_its_missing_hint_back_and_removes_a_useless_one(stage: Stage) -> None:
     session_id, _ = stage.session()
     lost, done = stage.add(session_id), stage.add(session_id)
@@ -205,3 +206,23 @@ def test_late_doubled_and_forged_hints_do_nothing(stage: Stage) -> None:
         stage.acts.clear()
 
     assert stage.sql("SELECT * FROM brainhands.tasks ORDER BY id") == before
+
+
+@pytest.mark.promise("H3", "D5")
+@pytest.mark.case("kamu-data/kamu-cli#1398")
+def test_a_hint_that_is_committed_after_later_ones_were_taken_is_taken_too(stage: Stage) -> None:
+    session_id, _ = stage.session()
+    early = stage.add(session_id)
+    with psycopg.connect(libpq_url(stage.database_url)) as late:
+        late.execute("DELETE FROM brainhands.outbox WHERE task_id = %s", [early])
+        late.commit()
+        late.execute(
+            "INSERT INTO brainhands.outbox (task_id, session_id, tenant, priority, requires_name, not_before)"
+            " VALUES (%s, %s, 'default', 0, %s, clock_timestamp())",
+            [early, session_id, PLAY],
+        )
+        later = stage.add(session_id)
+        assert later in take(stage)
+        late.commit()
+
+    assert early in take(stage)

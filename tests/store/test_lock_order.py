@@ -92,6 +92,7 @@ def test_a_commit_waits_for_a_renewal_under_way_and_does_not_deadlock_with_it(sh
 
 @pytest.mark.promise("H6")
 @pytest.mark.hazard("13d")
+@pytest.mark.case("dbos-inc/dbos-transact-py#805")
 def test_a_commit_frozen_half_way_is_ended_by_the_server_and_frees_its_session(shared_stage: Stage) -> None:
     session_id, _ = shared_stage.session()
     frozen = Database(shared_stage.database_url, size=1, step_seconds=0.7)

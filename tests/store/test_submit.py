@@ -55,6 +55,7 @@ def test_an_input_has_its_identity_its_message_its_work_and_its_hint_in_one_comm
 
 
 @pytest.mark.promise("A2")
+@pytest.mark.case("camunda/camunda#57363")
 def test_the_same_request_id_returns_the_first_receipt_before_during_and_after_the_run(shared_stage: Stage) -> None:
     first = shared_stage.submit(request_id="a2")
     task_id = shared_stage.open_generation(first.session_id)

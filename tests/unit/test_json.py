@@ -94,6 +94,7 @@ def test_any_text_is_parsed_into_what_can_be_stored_or_refused(text: str) -> Non
     ],
     ids=lambda value: ascii(value)[:30],
 )
+@pytest.mark.case("langchain-ai/langgraph#1878")
 def test_what_postgres_or_a_reader_would_choke_on_is_replaced(
     postgres_connection: psycopg.Connection[Any], given: object, kept: object
 ) -> None:
@@ -119,6 +120,7 @@ def test_what_postgres_or_a_reader_would_choke_on_is_replaced(
     ],
     ids=lambda value: str(value)[:20],
 )
+@pytest.mark.case("JSONB 1e5000")
 def test_text_that_cannot_be_stored_is_refused_with_the_reason(text: str, problem: str) -> None:
     with pytest.raises(NotStorable, match=problem):
         parse(text)
