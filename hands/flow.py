@@ -183,8 +183,11 @@ class Flow:
     def update(self, document: type[AnyDocument], change: Callable[[AnyDocument | None], AnyDocument]) -> None:
         """Records a change of a document: `change` gets it as it is when the step commits, and gives the next value.
 
-        It runs inside the transaction, perhaps more than once: it must be quick, pure and touch nothing else.
+        It runs inside the transaction, perhaps more than once: it must be quick, pure and touch nothing else. Raises
+        BadDefinition for a view of rows, which nobody can change.
         """
+        if document.derived:
+            raise BadDefinition(f"document {document.kind} is a view of rows", "read it, and change what it shows")
         self._updates.append(Update(document=document, change=change))
 
     def spawn(self, child: Tool | type[Flow] | str, arguments: Mapping[str, Any]) -> TaskId:

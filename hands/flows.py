@@ -16,7 +16,7 @@ from shared.engine import approvals, endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
-from shared.errors import BadDefinition, BrainhandsError
+from shared.errors import BadDefinition
 from shared.kernel import calls
 from shared.model.document import Document, StoredDocument
 from shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
@@ -24,12 +24,8 @@ from shared.model.ids import TaskId
 from shared.model.json import Json, clean_text
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
 from shared.model.tool import ToolSpec
-from shared.store import reads, workers
+from shared.store import derived, reads, workers
 from shared.store.database import Database
-
-
-class UnreadableDocument(BrainhandsError):
-    """A document was stored by another version of its kind than this worker knows."""
 
 
 def flow_kind(flow: type[Flow]) -> Kind:
@@ -108,18 +104,13 @@ def _enter(flow: type[Flow], name: str, run: Run) -> Step:
 
 
 def _read_document(database: Database, task: Task, kind: type[Document]) -> Any:
+    if kind.derived:
+        return kind.read(derived.read(database, task.session_id, kind.kind))
     return _value(kind, reads.document(database, task.session_id, kind.kind))
 
 
 def _value(kind: type[Document], stored: StoredDocument | None) -> Any:
-    if stored is None:
-        return None
-    if stored.schema_version != kind.schema_version:
-        raise UnreadableDocument(
-            f"document {stored.name} has schema version {stored.schema_version}, not {kind.schema_version}",
-            "run a worker that reads it",
-        )
-    return kind.model_validate(stored.value)
+    return None if stored is None else kind.read(stored)
 
 
 def _read_result(database: Database, owner: Task, task_id: TaskId) -> TaskResult | None:

@@ -31,12 +31,14 @@ from shared.errors import (
     StaleWrite,
     UnfitConnection,
     UnknownApproval,
+    UnknownDocument,
     UnknownSession,
     UnknownSubmission,
     UnknownTask,
 )
 from shared.kernel.verify import Flaw, check, read_head
 from shared.model.approval import Answer, Approval
+from shared.model.document import RESERVED, DocumentVersion, StoredDocument
 from shared.model.event import Event
 from shared.model.ids import (
     ApprovalId,
@@ -53,7 +55,7 @@ from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
 from shared.model.task import Task
 from shared.runtime.settings import addresses
-from shared.store import reads
+from shared.store import derived, documents, reads
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
@@ -147,6 +149,53 @@ class Client:
         while page := reads.event_page(self._database, session_id, events[-1].seq if events else after):
             events += page
         return events
+
+    def documents(self, session: SessionId | UUID | str, *, at: int | None = None) -> list[StoredDocument]:
+        """The session's documents as they are now, or as of the commit that ended at or before event `at`.
+
+        The views of rows, which every session has, are not among them. Raises UnknownSession, and Incompatible for one
+        that newer code has stored in another way.
+        """
+        return documents.as_of(self._database, self._known(session), _bound(at, "at"))
+
+    def document(
+        self, session: SessionId | UUID | str, name: str, *, version: int | None = None, at: int | None = None
+    ) -> StoredDocument:
+        """One document as it is stored: now, in a version, or as of the commit that ended at or before event `at`.
+
+        `MailPlan.read(...)` makes it a value of its class. `agent_settings`, `inbox`, `live` and `usage` are views of
+        rows as they are now. Raises UnknownSession, UnknownDocument, BadInput, and Incompatible as `documents` does.
+        """
+        if version is not None and at is not None:
+            raise BadInput("a document is asked for by its version or as of an event, not both")
+        session_id, name = self._known(session), _name(name, "name")
+        if name in RESERVED:
+            if version is not None or at is not None:
+                raise BadInput(f"{name} is a view of what is now and has no earlier versions")
+            return derived.read(self._database, session_id, name)
+        if version is not None:
+            found = documents.in_version(self._database, session_id, name, _bound(version, "version"))
+            asked = f" in version {version}"
+        else:
+            found = documents.one_as_of(self._database, session_id, name, _bound(at, "at"))
+            asked = "" if at is None else f" as of event {at}"
+        if found is None:
+            raise UnknownDocument(name, asked)
+        return found
+
+    def document_history(self, session: SessionId | UUID | str, name: str) -> list[DocumentVersion]:
+        """Every version of a document, oldest first: the commit that wrote it (its last event), when, and the change.
+
+        A change is a list of edits: `[path, value]` puts, `[path]` removes, `[path, start, count, values]` replaces a
+        part of a list. Raises as `document` does.
+        """
+        session_id, name = self._known(session), _name(name, "name")
+        if name in RESERVED:
+            raise BadInput(f"{name} is a view of what is now and has no history")
+        found = documents.history(self._database, session_id, name)
+        if not found:
+            raise UnknownDocument(name)
+        return found
 
     def watch(self, session: SessionId | UUID | str, after: int = 0) -> Iterator[Event]:
         """Each committed event after a seq, once and in order, then live, for as long as the caller iterates."""
@@ -394,6 +443,12 @@ def _name(value: str, what: str) -> str:
     if not value or len(value) > NAME_LIMIT or clean_text(value) != value:
         raise BadInput(f"{what} must be 1 to {NAME_LIMIT} characters of clean text")
     return value
+
+
+def _bound(value: int | None, what: str) -> int:
+    if value is not None and value < 0:
+        raise BadInput(f"{what} must not be negative")
+    return ALL if value is None else min(value, ALL)
 
 
 def _signal_name(value: str) -> str:

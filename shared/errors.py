@@ -104,6 +104,13 @@ class UnknownApproval(BadInput):
         super().__init__(f"no question {approval}", "list the open ones with `brainhands approvals`")
 
 
+class UnknownDocument(BadInput):
+    """The session has no such document, or had none at the time asked for."""
+
+    def __init__(self, name: str, problem: str = "") -> None:
+        super().__init__(f"no document {name!r}{problem}", "list a session's with `brainhands document SESSION`")
+
+
 class UnfitConnection(BadInput):
     """A caller's connection with which a submission could not be part of the caller's transaction."""
 
@@ -113,6 +120,10 @@ class UnfitConnection(BadInput):
 
 class BadDefinition(BadInput):
     """An agent, tool or flow is defined in a way that cannot work."""
+
+
+class Incompatible(BrainhandsError):
+    """What is stored is of a version that this code cannot read; it stays as it is until code comes that can."""
 
 
 class SpecConflict(BadInput):

@@ -9,6 +9,7 @@ import typer
 from shared.cli.approvals import approvals, approve, deny, review, settle
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
+from shared.cli.document import document
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.show import sessions, show
 from shared.cli.signal import signal
@@ -44,6 +45,7 @@ for command in (
     watch,
     sessions,
     show,
+    document,
     verify,
     doctor,
 ):

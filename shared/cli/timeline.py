@@ -93,6 +93,8 @@ def summary(type: str, payload: dict[str, Any]) -> str:
             return " ".join(filter(None, (payload["name"], payload["key"], _compact(payload.get("content", "")))))
         case "cancel_requested":
             return f"{payload['scope']}: {payload['reason']}"
+        case "documents_changed":
+            return ", ".join(payload["documents"])
         case "submission_done":
             return f"{payload['outcome']}: {payload['error'] or _compact(payload['output'])}"
         case _:

@@ -8,14 +8,14 @@ input.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from shared.engine import cancellation, endings
 from shared.engine.definition import Step
-from shared.kernel import chain, intake, moves
+from shared.kernel import chain, delta, intake, moves
 from shared.model.approval import HUMAN, Answer, Approval
 from shared.model.commit import (
     ApprovalChange,
@@ -29,6 +29,7 @@ from shared.model.commit import (
 )
 from shared.model.document import StoredDocument
 from shared.model.event import (
+    DocumentsChanged,
     Event,
     HumanApprovalAnswered,
     HumanApprovalRequested,
@@ -41,7 +42,7 @@ from shared.model.event import (
     UserMessage,
 )
 from shared.model.ids import ApprovalId, ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
-from shared.model.json import Json, canonical, clean
+from shared.model.json import Json, canonical, clean, duplicate
 from shared.model.session import Conversation, Inbox
 from shared.model.signal import Signal
 from shared.model.submission import Submission
@@ -78,6 +79,7 @@ class Draft:
         self._waits: dict[TaskId, list[NewWait]] = {}
         self._waits_over: list[TaskId] = []
         self._conversations: list[Conversation] = []
+        self._documents_before: dict[str, StoredDocument | None] = {}
         self._documents: dict[str, StoredDocument] = {}
         self._attempts: dict[tuple[TaskId, int], NewAttempt] = {}
         self._attempt_steps: list[AttemptStep] = []
@@ -323,20 +325,28 @@ class Draft:
 
     def document(self, name: str) -> StoredDocument | None:
         """The document as it is at this point of the draft."""
-        return self._documents.get(name) or self.view.document(name)
+        if name not in self._documents_before:
+            self._documents_before[name] = self.view.document(name)
+        found = self._documents.get(name) or self._documents_before[name]
+        # Not the value from which the delta is made, whatever is done to this one.
+        return None if found is None else replace(found, value=duplicate(found.value))
 
     def change_document(
         self, name: str, kind: str, schema_version: int, change: Callable[[StoredDocument | None], Json]
     ) -> None:
-        """Write a document's next version, computed from the one that stands under the lock."""
-        present = self.document(name)
+        """Write a document's next version, computed from the one that stands under the lock.
+
+        Several changes in one commit make one version, whose seq is that of the commit's last event.
+        """
+        value = clean(change(self.document(name)))
+        before = self._documents_before[name]
         self._documents[name] = StoredDocument(
             session_id=self.session.id,
             name=name,
-            version=1 if present is None else present.version + (name not in self._documents),
+            version=1 if before is None else before.version + 1,
             kind=kind,
             schema_version=schema_version,
-            value=clean(change(present)),
+            value=value,
             seq=self.session.last_seq,
         )
 
@@ -422,6 +432,8 @@ class Draft:
         """Settle what follows from the draft and give the commit."""
         self._settle_waits()
         self._settle_ends()
+        if self._documents and not self._events:
+            self.event(DocumentsChanged(documents=sorted(self._documents)), causes=())
         return Commit(
             at=self.now,
             asked_at=self.view.asked_at,
@@ -429,7 +441,7 @@ class Draft:
             new_session=self._new_session,
             conversations=tuple(self._conversations),
             events=tuple(self._events),
-            documents=tuple(self._documents.values()),
+            documents=tuple(self._versions()),
             new_tasks=tuple(self._new_tasks.values()),
             changes=tuple(
                 TaskChange(before=self._before[task_id], after=after)
@@ -451,6 +463,11 @@ class Draft:
             inbox_taken=tuple(self._inbox_taken),
             hint_delays=self._hint_delays,
         )
+
+    def _versions(self) -> Iterator[StoredDocument]:
+        """The documents' next versions, as changes of the ones before where that is shorter."""
+        for name, after in self._documents.items():
+            yield delta.next_version(self._documents_before.get(name), replace(after, seq=self.session.last_seq))
 
     def _settle_waits(self) -> None:
         """A new wait on what has ended already, or on nothing, is over at once."""

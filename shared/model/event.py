@@ -309,6 +309,13 @@ class TaskUnblocked(Payload):
     kind: str
 
 
+class DocumentsChanged(Payload):
+    """Documents were written by a commit that has no other event to tell of it; `documents` are their names."""
+
+    event_type = "documents_changed"
+    documents: list[str]
+
+
 class SubmissionDone(Payload):
     event_type = "submission_done"
     submission: str
@@ -354,6 +361,7 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         TaskCancelled,
         TaskBlocked,
         TaskUnblocked,
+        DocumentsChanged,
         SubmissionDone,
     )
 }

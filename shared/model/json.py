@@ -50,6 +50,11 @@ def canonical(value: Json) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def duplicate(value: Json) -> Json:
+    """A cleaned value again, sharing nothing with the one given: what code does to it leaves that one as it is."""
+    return json.loads(canonical(value))
+
+
 def digest(value: Json) -> str:
     """SHA-256 of the canonical text, in hex."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()

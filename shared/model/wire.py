@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from shared.model.approval import Approval
+from shared.model.document import DocumentVersion, StoredDocument
 from shared.model.event import Event
 from shared.model.json import Json
 from shared.model.session import Conversation, Session
@@ -153,6 +154,31 @@ def approval(value: Approval) -> dict[str, Json]:
         "result": value.result,
         "use_by": _time(value.use_by),
         "used_at": _time(value.used_at),
+    }
+
+
+def document(value: StoredDocument) -> dict[str, Json]:
+    """A document as it is stored, in the schema version in which it was written."""
+    return {
+        "session": _id(value.session_id),
+        "name": value.name,
+        "version": value.version,
+        "kind": value.kind,
+        "schema_version": value.schema_version,
+        "seq": value.seq,
+        "value": value.value,
+    }
+
+
+def document_version(value: DocumentVersion) -> dict[str, Json]:
+    return {
+        "name": value.name,
+        "version": value.version,
+        "kind": value.kind,
+        "schema_version": value.schema_version,
+        "seq": value.seq,
+        "at": _time(value.at),
+        "change": value.change,
     }
 
 

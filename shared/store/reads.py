@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, literal, literal_column, select
 from sqlalchemy import cast as sql_cast
-from sqlalchemy.dialects.postgresql import distinct_on
 
 from shared.model.approval import Approval
 from shared.model.document import StoredDocument
@@ -17,12 +16,11 @@ from shared.model.session import Conversation, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
-from shared.store import rows
+from shared.store import documents, rows
 from shared.store.database import Call, Database, Result, Row, Statement
 from shared.store.tables import (
     approvals,
     conversations,
-    documents,
     events,
     inbox,
     outbox,
@@ -31,7 +29,6 @@ from shared.store.tables import (
     submissions,
     tasks,
 )
-from shared.store.view import LATEST_DOCUMENT
 
 OBSERVER_SECONDS = 2.0
 """How long a read for somebody outside is tried again."""
@@ -96,12 +93,6 @@ SESSION_SUBMISSIONS = Statement(
     select(submissions)
     .where(submissions.c.session_id == bindparam("session_id"))
     .order_by(submissions.c.created_at, submissions.c.id)
-)
-SESSION_DOCUMENTS = Statement(
-    select(documents)
-    .where(documents.c.session_id == bindparam("session_id"))
-    .ext(distinct_on(documents.c.name))
-    .order_by(documents.c.name, documents.c.version.desc())
 )
 SESSIONS = Statement(
     select(
@@ -228,9 +219,9 @@ def agents_above(database: Database, task_id: TaskId) -> int:
 
 
 def document(database: Database, session_id: SessionId, name: str) -> StoredDocument | None:
-    """The latest version of a document."""
-    (result,) = database.run(LATEST_DOCUMENT(session_id=session_id, name=name))
-    return None if result.first is None else rows.document(result.first)
+    """The newest version of a document."""
+    (result,) = database.run(documents.newest(session_id, name))
+    return documents.read_one(result.rows)
 
 
 def session(database: Database, tenant: str, session_id: SessionId) -> Session | None:
@@ -302,7 +293,7 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
         SESSION_CONVERSATIONS(session_id=session_id),
         SESSION_TASKS(session_id=session_id),
         SESSION_SUBMISSIONS(session_id=session_id),
-        SESSION_DOCUMENTS(session_id=session_id),
+        documents.SESSION_DOCUMENTS(session_id=session_id, seq=documents.ALL),
         USAGE(session_id=session_id),
     )
     if found.first is None or usage.first is None:
@@ -312,7 +303,7 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
         conversations=tuple(rows.conversation(row) for row in talks.rows),
         tasks=tuple(rows.task(row) for row in work.rows),
         submissions=tuple(rows.submission(row) for row in inputs.rows),
-        documents=tuple(rows.document(row) for row in papers.rows),
+        documents=tuple(documents.read(papers.rows)),
         tokens_in=usage.first["tokens_in"],
         tokens_out=usage.first["tokens_out"],
     )

@@ -151,12 +151,13 @@ def signal(row: Row) -> Signal:
     return Signal(**{name: value for name, value in row.items() if name != "request_digest"})
 
 
-def document(row: Row) -> StoredDocument:
-    return StoredDocument(**row)
-
-
 def document_row(value: StoredDocument) -> dict[str, Any]:
-    return {**_fields(value), "value": canonical(value.value)}
+    """A row holds the whole value, or what changed since the version before."""
+    fields = _fields(value)
+    del fields["deltas"]
+    if value.delta is None:
+        return {**fields, "value": canonical(value.value)}
+    return {**fields, "value": None, "delta": canonical(value.delta)}
 
 
 def submission(row: Row) -> Submission:

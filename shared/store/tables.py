@@ -109,10 +109,14 @@ documents = Table(
     Column("version", Integer, nullable=False),
     Column("kind", Text, nullable=False),
     Column("schema_version", Integer, nullable=False),
-    Column("value", JSON, nullable=False),
+    Column("value", JSON),
     Column("seq", Integer, nullable=False),
+    Column("delta", JSON),
     PrimaryKeyConstraint("session_id", "name", "version"),
     CheckConstraint("version > 0", name="version"),
+    CheckConstraint("(value IS NULL) = (delta IS NOT NULL)", name="whole_or_delta"),
+    CheckConstraint("delta IS NULL OR version > 1", name="first_is_whole"),
+    Index(None, "session_id", "name", "seq"),
 )
 
 tasks = Table(

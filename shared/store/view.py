@@ -16,9 +16,9 @@ from shared.model.ids import ApprovalId, ConversationId, SessionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
-from shared.store import rows
+from shared.store import documents, rows
 from shared.store.database import Row, Statement, Transaction
-from shared.store.tables import approvals, attempts, conversations, documents, inbox, sessions, signals, tasks, waits
+from shared.store.tables import approvals, attempts, conversations, inbox, sessions, signals, tasks, waits
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -134,12 +134,6 @@ ACTIVE_GENERATION = Statement(
         tasks.c.kind == "generation",
         tasks.c.status != "done",
     )
-)
-LATEST_DOCUMENT = Statement(
-    select(documents)
-    .where(documents.c.session_id == bindparam("session_id"), documents.c.name == bindparam("name"))
-    .order_by(documents.c.version.desc())
-    .limit(1)
 )
 ATTEMPTS = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
 ATTEMPT_STEP = Statement(
@@ -261,9 +255,11 @@ class View:
         return [rows.inbox(row) for row in result.rows]
 
     def document(self, name: str) -> StoredDocument | None:
-        """The latest version of a document."""
-        (result,) = self._open.run(LATEST_DOCUMENT(session_id=self.session.id, name=name))
-        return None if result.first is None else rows.document(result.first)
+        """The newest version of a document."""
+        if self._transaction is None:
+            return None
+        (result,) = self._open.run(documents.newest(self.session.id, name))
+        return documents.read_one(result.rows)
 
     def attempts(self, task_id: TaskId) -> list[Attempt]:
         """All claims of a task, oldest first."""

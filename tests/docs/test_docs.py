@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from deploy.demo.model_scripts import Call, Reply, Request
 from hands import NotFound, ToolContext
 from hands.loading import tools_in
 from shared.cli.main import commands
+from shared.model.document import StoredDocument
 from shared.model.ids import new_session_id, new_task_id
 from shared.model.tool import Replay
 from shared.runtime.settings import settings_table
@@ -215,6 +217,24 @@ def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
     assert refund.operation_id("task", {"payment": "p-1", "cents": 5}) == "refund:p-1"
     assert isinstance(refund.find_effect(asking_for("refund:p-1")), NotFound)
     assert refund.find_effect(asking_for("refund:paid")) == {"refund": "refund:paid"}
+
+
+@pytest.mark.promise("B10")
+def test_the_document_of_the_readme_reads_its_older_form(tmp_path: Path) -> None:
+    write_python_blocks(tmp_path)
+
+    order = runpy.run_path(str(tmp_path / "order_documents.py"))["Order"]
+
+    stored = StoredDocument(
+        session_id=new_session_id(),
+        name="order",
+        version=1,
+        kind=order.kind,
+        schema_version=1,
+        value={"items": ["tea"]},
+        seq=3,
+    )
+    assert order.read(stored) == order(items=("tea",), currency="EUR")
 
 
 @pytest.mark.parametrize(("cents", "rule"), [(500, "allow"), (50_000, "ask"), (5_000_000, "deny")])

@@ -20,6 +20,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from shared.kernel import chain
+from shared.kernel.delta import MOST_DELTAS, replay
 from shared.model.event import Event
 from shared.runtime.settings import libpq_url
 
@@ -302,8 +303,14 @@ def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
         if [row["version"] for row in rows] != list(range(1, len(rows) + 1)):
             yield f"document {name} of {session} has versions {[row['version'] for row in rows]}"
         seqs = [row["seq"] for row in rows]
-        if seqs != sorted(seqs) or seqs[-1] > now.sessions[session]["last_seq"]:
+        if seqs != sorted(set(seqs)) or seqs[-1] > now.sessions[session]["last_seq"]:
             yield f"document {name} of {session} was written at {seqs}"
+        value, deltas = None, 0
+        for row in rows:
+            whole = row["delta"] is None
+            value, deltas = (row["value"], 0) if whole else (replay(value, row["delta"]), deltas + 1)
+        if rows[0]["delta"] is not None or deltas > MOST_DELTAS:
+            yield f"document {name} of {session} has no value stored whole before {deltas} changes"
 
 
 # --- at rest ------------------------------------------------------------------------------------------------------

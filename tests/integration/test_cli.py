@@ -160,6 +160,46 @@ def test_show_is_readable_in_a_hundred_columns(system: System) -> None:
         assert any(expected in line for line in lines), expected
 
 
+@pytest.mark.promise("B9", "B10")
+def test_documents_are_shown_as_they_are_and_as_they_were(system: System) -> None:
+    script = {"script": [{"calls": [{"name": "batch", "arguments": {"texts": ["\x1b[31m"]}}]}, {"text": "done"}]}
+    *_, done = system.json("submit", "worker", json.dumps(script), "--follow")
+    session = done["session_id"]
+
+    ((listed,),) = system.json("document", session)
+    (tally,) = system.json("document", session, "tally")
+    assert tally == listed
+    assert (tally["session"], tally["name"], tally["kind"]) == (session, "tally", "tally")
+    assert (tally["version"], tally["schema_version"], tally["value"]) == (1, 1, {"counted": ["started"]})
+    assert system.json("document", session, "tally", "--version", "1") == [tally]
+    assert system.json("document", session, "tally", "--at", str(tally["seq"])) == [tally]
+    assert system.json("document", session, "--at", str(tally["seq"] - 1)) == [[]]
+    ((version,),) = system.json("document", session, "tally", "--history")
+    assert (version["seq"], version["change"]) == (tally["seq"], [[[], tally["value"]]])
+    (shown,) = system.json("show", session)
+    assert version["at"] == shown["events"][tally["seq"] - 1]["at"]
+
+    (usage,) = system.json("document", session, "usage")
+    assert usage["value"]["tokens_in"] == shown["session"]["tokens_in"] > 0
+    assert system.json("document", session, "live")[0]["value"] == {"tasks": []}
+
+    assert "tally" in system.run("document", session)
+    assert "usage" in system.run("document", session)
+    assert json.loads(system.run("document", session, "tally")) == tally["value"]
+    assert "started" in system.run("document", session, "tally", "--history")
+    for wrong in (
+        ("no-such",),
+        ("tally", "--at", "1"),
+        ("tally", "--version", "9"),
+        ("tally", "--version", "1", "--at", "1"),
+        ("--version", "1"),
+        ("--history",),
+        ("usage", "--at", "1"),
+        ("usage", "--history"),
+    ):
+        assert system.run("document", session, *wrong, status=2) == ""
+
+
 def test_a_failed_outcome_is_shown_and_exits_with_one(system: System) -> None:
     script = json.dumps({"script": [{"fault": "insufficient_quota"}]})
     *_, done = system.json("submit", "echo", script, "--follow", status=1)

@@ -114,13 +114,13 @@ def test_the_plan_the_children_and_the_wait_for_them_are_one_commit(flows: Fleet
     made = events_of(flows, receipt.session_id, "task_created")
     (waits,) = events_of(flows, receipt.session_id, "task_phase")
     children = [task for task in flows.client.session(receipt.session_id).tasks if task.owner_id == owner.id]
-    (plan,) = query(
-        flows, "SELECT seq FROM brainhands.documents WHERE session_id = %s AND version = 1", receipt.session_id
-    )
+    plan = flows.client.document(receipt.session_id, "plan", version=1)
     assert {task.kind for task in children} == {"tool:deliver"}
     assert len(made) == len(children) == 2
     assert {event.at for event in made} | {task.created_at for task in children} == {waits.at}
-    assert made[0].seq - 1 <= plan["seq"] <= waits.seq
+    assert plan.seq == waits.seq
+    assert plan.value == {"mails": [{"to": to, "state": "planned"} for to in ("a", "b")]}
+    assert flows.client.documents(receipt.session_id, at=waits.seq - 1) == []
     assert sorted(task.cause for task in children) == [event.seq for event in made]
     intents = flows.payloads(receipt.session_id, "tool_call_start")
     assert {each["operation_id"] for each in intents} >= {"deliver:a/one commit", "deliver:b/one commit"}
@@ -137,6 +137,30 @@ def test_parallel_children_that_change_one_document_lose_none_of_each_others_cha
 
     assert sorted(counted) == ["x", "y"]
     assert document_of(flows, receipt.session_id, "steps") == (2, {"done": counted})
+
+
+@pytest.mark.promise("B9", "B10", "B3")
+@pytest.mark.hazard(9)
+def test_many_children_change_one_document_through_its_deltas_and_each_change_is_in_the_history(flows: Fleet) -> None:
+    names = [f"customer-{number:02}@example.com".ljust(60, ".") for number in range(24)]
+    open_gate(flows, "many")
+    receipt = start(flows, "count_all", names=names, group="many")
+
+    counted = result_of(flows, receipt)
+
+    assert sorted(counted) == names
+    history = flows.client.document_history(receipt.session_id, "steps")
+    assert [each.change[-1][-1] for each in history[1:]] == [[name] for name in counted[1:]]
+    for each in history:
+        then = flows.client.document(receipt.session_id, "steps", at=each.seq)
+        assert (then.version, then.value) == (each.version, {"done": counted[: each.version]})
+    (rows,) = query(
+        flows,
+        "SELECT count(*) AS all, count(delta) AS deltas FROM brainhands.documents WHERE session_id = %s",
+        receipt.session_id,
+    )
+    assert rows["all"] == len(names)
+    assert rows["deltas"] > len(names) / 2
 
 
 @pytest.mark.promise("C2", "C3", "B5", "F12")

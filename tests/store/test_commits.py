@@ -834,11 +834,10 @@ def test_parallel_tasks_that_change_one_document_lose_none_of_each_others_change
     with ThreadPoolExecutor(len(mails)) as pool:
         list(pool.map(lambda pair: pair[0].advance([(pair[1], session_id)]), zip(workers, mails, strict=True)))
 
-    versions = shared_stage.sql(
-        "SELECT version, value FROM brainhands.documents WHERE session_id = %s ORDER BY version", session_id
-    )
-    assert [row["version"] for row in versions] == [1, 2, 3, 4]
-    assert set(versions[-1]["value"]) == {str(task_id) for task_id in mails}
+    versions = [shared_stage.client.document(session_id, "mails", version=each).value for each in (1, 2, 3, 4)]
+    assert [len(value) for value in versions] == [1, 2, 3, 4]
+    assert set(versions[-1]) == {str(task_id) for task_id in mails}
+    assert shared_stage.client.document(session_id, "mails").version == 4
 
 
 @pytest.mark.promise("B9", "B10")
@@ -847,18 +846,18 @@ def test_a_document_is_stored_with_its_kind_its_schema_version_and_its_place_in_
 
     def twice(draft: Draft) -> None:
         _note(draft)
-        draft.change_document("settings", "agent_settings", 3, lambda _stored: {"n": 1})
-        draft.change_document("settings", "agent_settings", 3, lambda stored: {"n": (stored.value["n"] + 1)})  # type: ignore[union-attr]
+        draft.change_document("rules", "rules_of_the_house", 3, lambda _stored: {"n": 1})
+        draft.change_document("rules", "rules_of_the_house", 3, lambda stored: {"n": (stored.value["n"] + 1)})  # type: ignore[union-attr]
 
     shared_stage.commit(session_id, twice)
     shared_stage.commit(
-        session_id, lambda draft: draft.change_document("settings", "agent_settings", 3, lambda _stored: {"n": 9})
+        session_id, lambda draft: draft.change_document("rules", "rules_of_the_house", 3, lambda _stored: {"n": 9})
     )
 
     view = shared_stage.client.session(session_id)
     (newest,) = view.documents
     (first,) = shared_stage.sql("SELECT * FROM brainhands.documents WHERE session_id = %s AND version = 1", session_id)
-    assert (newest.kind, newest.schema_version, newest.version, newest.value) == ("agent_settings", 3, 2, {"n": 9})
+    assert (newest.kind, newest.schema_version, newest.version, newest.value) == ("rules_of_the_house", 3, 2, {"n": 9})
     assert (first["value"], first["seq"]) == ({"n": 2}, 3)
 
 

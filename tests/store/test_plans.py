@@ -13,7 +13,7 @@ from psycopg.rows import scalar_row
 
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
-from shared.store import attempts, commits, due, hints, reads, view
+from shared.store import attempts, commits, derived, documents, due, hints, reads, view
 from shared.store.database import Statement
 from tests.conftest import migrated, new_database
 from tests.store.filled import fill
@@ -24,6 +24,7 @@ SOME = UUID(int=1)
 VALUES: dict[str, object] = {
     **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
     **dict.fromkeys(("log_format", "last_seq", "requires_version", "after"), 1),
+    **dict.fromkeys(("version", "seq"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
     **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text"), "text"),
@@ -59,7 +60,7 @@ the value, which is cheaper."""
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
-    for module in (attempts, commits, due, hints, reads, view)
+    for module in (attempts, commits, derived, documents, due, hints, reads, view)
     for name, statement in vars(module).items()
     if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text
 }

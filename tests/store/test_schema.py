@@ -233,6 +233,31 @@ def test_a_request_id_is_stored_once_in_a_tenant(shared_stage: Stage) -> None:
         )
 
 
+@pytest.mark.promise("B9", "K5")
+@pytest.mark.parametrize(
+    ("columns", "check"),
+    [
+        ({"value": None}, "whole_or_delta"),
+        ({"delta": "[]", "version": 2}, "whole_or_delta"),
+        ({"value": None, "delta": "[]"}, "first_is_whole"),
+        ({"version": 0}, "version"),
+    ],
+)
+def test_a_document_is_stored_whole_or_as_a_delta_to_one_before(
+    shared_stage: Stage, columns: dict[str, Any], check: str
+) -> None:
+    session_id, _ = shared_stage.session()
+    # As code does that knows nothing of deltas.
+    shared_stage.sql(
+        "INSERT INTO brainhands.documents (session_id, name, version, kind, schema_version, value, seq)"
+        " VALUES (%s, 'a', 1, 'a', 1, '{}', 2)",
+        session_id,
+    )
+
+    with pytest.raises(psycopg.errors.CheckViolation, match=f"documents_{check}_check"):
+        _change(shared_stage, "documents", {"session_id": session_id}, columns)
+
+
 def _change(stage: Stage, table: str, key: dict[str, Any], changes: dict[str, Any]) -> None:
     statement = sql.SQL("UPDATE {} SET {} WHERE {}").format(
         sql.Identifier(SCHEMA, table),

@@ -30,6 +30,7 @@ def brainhands(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
         ("watch", "01890a5d-ac96-774b-bcce-b302099a8057"),
         ("sessions",),
         ("show", "01890a5d-ac96-774b-bcce-b302099a8057"),
+        ("document", "01890a5d-ac96-774b-bcce-b302099a8057"),
         ("relay",),
         ("flower",),
         ("migrate",),

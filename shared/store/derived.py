@@ -1,0 +1,173 @@
+"""The documents that are views of rows: what a session's agents are set to, its inbox, what is under way, its usage.
+
+What a guard or the sweep must find is rows, so there is nothing to keep in step with them: these are made when asked
+for. Each read sees what is committed, without a lock. Settings and usage walk the session's log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sqlalchemy import and_, bindparam, func, or_, select
+from sqlalchemy.dialects.postgresql import distinct_on
+
+from shared.model.derived import (
+    AgentSetting,
+    AgentSettings,
+    ConversationUsage,
+    InboxContents,
+    LiveState,
+    LiveTask,
+    TokenUsage,
+    WaitingInput,
+)
+from shared.model.document import Document, StoredDocument
+from shared.model.ids import SessionId
+from shared.store.database import Database, Row, Statement
+from shared.store.documents import PATIENCE
+from shared.store.tables import attempts, conversations, events, sessions, tasks, waits
+from shared.store.view import INPUTS
+
+HEAD = Statement(select(sessions.c.last_seq).where(sessions.c.id == bindparam("session_id")))
+CONVERSATIONS = Statement(
+    select(conversations).where(conversations.c.session_id == bindparam("session_id")).order_by(conversations.c.id)
+)
+REQUESTS = Statement(
+    select(events.c.conversation_id, events.c.type, events.c.payload)
+    .where(
+        events.c.session_id == bindparam("session_id"),
+        or_(events.c.type == "system_prompt_set", events.c.type == "model_request"),
+    )
+    .ext(distinct_on(events.c.conversation_id, events.c.type))
+    .order_by(events.c.conversation_id, events.c.type, events.c.seq.desc())
+)
+_OTHER = tasks.alias("other")
+OPEN_TASKS = Statement(
+    select(
+        tasks,
+        func.coalesce(attempts.c.progress, "").label("shown"),
+        func.array(
+            select(waits.c.dependency_id)
+            .join(_OTHER, _OTHER.c.id == waits.c.dependency_id)
+            .where(waits.c.waiter_id == tasks.c.id, _OTHER.c.status != "done")
+            .order_by(waits.c.dependency_id)
+            .scalar_subquery()
+        ).label("waits_for"),
+    )
+    .outerjoin(
+        attempts,
+        and_(attempts.c.task_id == tasks.c.id, attempts.c.fence == tasks.c.fence, tasks.c.status == "running"),
+    )
+    .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != "done")
+    .order_by(tasks.c.created_at, tasks.c.id)
+)
+USAGE = Statement(
+    select(
+        events.c.conversation_id,
+        func.count().label("calls"),
+        func.coalesce(func.sum(events.c.tokens_in), 0).label("tokens_in"),
+        func.coalesce(func.sum(events.c.tokens_out), 0).label("tokens_out"),
+    )
+    .where(events.c.session_id == bindparam("session_id"), events.c.tokens_in.is_not(None))
+    .group_by(events.c.conversation_id)
+    .order_by(events.c.conversation_id)
+)
+
+
+def read(database: Database, session_id: SessionId, name: str) -> StoredDocument:
+    """A reserved document as it is now; its version is 0, its seq the session's last event when it was read."""
+    statements, made = _DOCUMENTS[name]
+    asked = [each(session_id=session_id) for each in (HEAD, *statements)]
+    head, *found = database.run_patiently(*asked, seconds=PATIENCE)
+    assert head.first is not None
+    document = made(*(result.rows for result in found))
+    return StoredDocument(
+        session_id=session_id,
+        name=name,
+        version=0,
+        kind=document.kind,
+        schema_version=document.schema_version,
+        value=document.model_dump(mode="json"),
+        seq=head.first["last_seq"],
+    )
+
+
+def _agent_settings(talks: Sequence[Row], pinned: Sequence[Row]) -> Document:
+    by_place = {(row["conversation_id"], row["type"]): row["payload"] for row in pinned}
+    return AgentSettings(conversations=tuple(_agent_setting(row, by_place) for row in talks))
+
+
+def _agent_setting(row: Row, pinned: Mapping[tuple[object, str], Row]) -> AgentSetting:
+    request = pinned.get((row["id"], "model_request"), {})
+    return AgentSetting(
+        conversation=str(row["id"]),
+        owner=_id(row["owner_id"]),
+        agent=row["agent"],
+        agent_version=row["agent_version"],
+        instructions=pinned.get((row["id"], "system_prompt_set"), {}).get("instructions"),
+        model=request.get("model"),
+        options=request.get("options", {}),
+        tools=request.get("tools", ()),
+    )
+
+
+def _inbox(inputs: Sequence[Row]) -> Document:
+    return InboxContents(
+        inputs=tuple(
+            WaitingInput(
+                submission=str(row["submission_id"]),
+                conversation=str(row["conversation_id"]),
+                mode=row["mode"],
+                text=row["text"],
+                at=row["created_at"],
+            )
+            for row in inputs
+        )
+    )
+
+
+def _live(open_tasks: Sequence[Row]) -> Document:
+    return LiveState(tasks=tuple(_live_task(row) for row in open_tasks))
+
+
+def _live_task(row: Row) -> LiveTask:
+    same = ("kind", "version", "status", "phase", "lease_until", "wake_at", "blocked", "cancel_wanted", "shown")
+    named = row["signal_name"]
+    return LiveTask(
+        **{name: row[name] for name in same},
+        task=str(row["id"]),
+        owner=_id(row["owner_id"]),
+        conversation=_id(row["conversation_id"]),
+        attempts=row["phase_attempts"],
+        worker=_id(row["worker_id"]),
+        signal=None if named is None else " ".join(filter(None, (named, row["signal_key"]))),
+        waits_for=tuple(str(each) for each in row["waits_for"]),
+    )
+
+
+def _usage(by_conversation: Sequence[Row]) -> Document:
+    return TokenUsage(
+        tokens_in=sum(row["tokens_in"] for row in by_conversation),
+        tokens_out=sum(row["tokens_out"] for row in by_conversation),
+        conversations=tuple(
+            ConversationUsage(
+                conversation=_id(row["conversation_id"]),
+                calls=row["calls"],
+                tokens_in=row["tokens_in"],
+                tokens_out=row["tokens_out"],
+            )
+            for row in by_conversation
+        ),
+    )
+
+
+def _id(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+_DOCUMENTS: dict[str, tuple[tuple[Statement, ...], Callable[..., Document]]] = {
+    AgentSettings.kind: ((CONVERSATIONS, REQUESTS), _agent_settings),
+    InboxContents.kind: ((INPUTS,), _inbox),
+    LiveState.kind: ((OPEN_TASKS,), _live),
+    TokenUsage.kind: ((USAGE,), _usage),
+}
