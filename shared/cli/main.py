@@ -10,6 +10,7 @@ from shared.cli.approvals import approvals, approve, deny, review, settle
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.parts import brain, flower, hands, migrate, relay
+from shared.cli.redact import erase, redact
 from shared.cli.show import sessions, show
 from shared.cli.signal import signal
 from shared.cli.submit import submit, watch
@@ -45,6 +46,8 @@ for command in (
     sessions,
     show,
     verify,
+    redact,
+    erase,
     doctor,
 ):
     commands.command()(command)

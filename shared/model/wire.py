@@ -9,6 +9,7 @@ from uuid import UUID
 from shared.model.approval import Approval
 from shared.model.event import Event
 from shared.model.json import Json
+from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Conversation, Session
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Receipt, Submission
@@ -16,7 +17,7 @@ from shared.model.task import Task
 
 
 def event(value: Event) -> dict[str, Json]:
-    """An event with its payload as it is stored, of whatever type and version."""
+    """An event with its payload as it is stored, of whatever type and version; null where it was redacted."""
     return {
         "session": _id(value.session_id),
         "seq": value.seq,
@@ -35,11 +36,12 @@ def event(value: Event) -> dict[str, Json]:
         "environment": value.environment,
         "tokens_in": value.tokens_in,
         "tokens_out": value.tokens_out,
+        "redacted": value.redacted_at is not None,
     }
 
 
 def payload(value: Event) -> Json:
-    """An event's payload as JSON."""
+    """An event's payload as JSON, None where it was redacted."""
     return json.loads(value.payload_text)
 
 
@@ -52,6 +54,7 @@ def session(value: Session) -> dict[str, Json]:
         "last_seq": value.last_seq,
         "last_at": _time(value.last_at),
         "last_hash": value.last_hash.hex(),
+        "erased_at": _time(value.erased_at),
     }
 
 
@@ -154,6 +157,19 @@ def approval(value: Approval) -> dict[str, Json]:
         "use_by": _time(value.use_by),
         "used_at": _time(value.used_at),
     }
+
+
+def redaction(value: RedactionReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "redacted": list(value.redacted),
+        "repeated_in": list(value.repeated_in),
+        "head": value.head,
+    }
+
+
+def erasure(value: ErasureReceipt) -> dict[str, Json]:
+    return {"session_id": _id(value.session_id), "erased_at": _time(value.erased_at), "head": value.head}
 
 
 def cancellation(value: Cancellation) -> dict[str, Json]:
