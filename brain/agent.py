@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shared.errors import BadDefinition, NotStorable
 from shared.model.json import clean
-from shared.runtime.modules import import_modules
 
 TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(@[1-9][0-9]{0,8})?")
 OWN_KEYS = frozenset(
@@ -22,7 +20,7 @@ OWN_KEYS = frozenset(
 class Agent(BaseModel):
     """A named, versioned agent; a session pins the version it began with. Raises BadDefinition."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
     version: int = Field(ge=1)
@@ -84,22 +82,6 @@ class Agent(BaseModel):
         except NotStorable as problem:
             raise ValueError(str(problem)) from None
         return cleaned
-
-
-def agents_in(modules: Iterable[str]) -> dict[str, list[Agent]]:
-    """The top-level agents of dotted modules by name, oldest version first. Raises BadDefinition."""
-    found: dict[tuple[str, int], Agent] = {}
-    for module in import_modules(modules):
-        for value in vars(module).values():
-            if isinstance(value, Agent) and found.setdefault((value.name, value.version), value) != value:
-                raise BadDefinition(
-                    f"two different agents are {value.name}@{value.version}, one of them in {module.__name__}",
-                    "raise the version of the newer one",
-                )
-    agents: dict[str, list[Agent]] = {}
-    for (name, _), agent in sorted(found.items()):
-        agents.setdefault(name, []).append(agent)
-    return agents
 
 
 def _one_line(invalid: ValidationError) -> str:

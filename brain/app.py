@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brain.agent import agents_in
 from brain.generation import generation_kind, intake_kind
+from brain.loading import agents_in
 from brain.subagent import agent_kind, agent_specs
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK

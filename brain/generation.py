@@ -243,11 +243,10 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     if sum(len(text) for text in (reply.text, *(call.arguments for call in reply.calls))) > REPLY_CHARACTERS:
         too_large = ProviderError(f"the reply has more than {REPLY_CHARACTERS:,} characters", heals=False)
         return Step(partial(_store_error, task=task, agent=agent, error=too_large, digest=digest))
-    used = {call.call_id for event in events if isinstance(event.payload, ModelOutput) for call in event.payload.calls}
     decision = decide(
         reply,
         offered=specs,
-        used_ids=used,
+        used_ids=prompt.call_ids(events),
         empty_replies=task.checkpoint.get("empty", 0),
         prefix=f"call_{task.checkpoint['request_seq']}_{task.step}",
     )

@@ -15,10 +15,12 @@ from typing import Any, TypeAlias, assert_never
 from brain.decide import unusable
 from shared.errors import BrainhandsError, NotStorable
 from shared.model.event import (
+    REDACTED,
     ModelCall,
     ModelOutput,
     ModelRequest,
     Payload,
+    RedactedPayload,
     SystemPromptSet,
     TaskGiven,
     ToolCallError,
@@ -33,6 +35,9 @@ from shared.model.tool import ToolSpec
 
 Message: TypeAlias = dict[str, Any]
 Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted | ToolCallSettled
+
+ENDS = tuple(each.event_type for each in (ToolCallSuccess, ToolCallError, ToolCallInterrupted))
+SPEAKERS = {UserMessage.event_type: "user", ModelOutput.event_type: "assistant"}
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_NAME = 64
@@ -81,7 +86,7 @@ def request_digest(body: dict[str, Any]) -> str:
 
 
 def _messages(context: Sequence[ContextEvent]) -> list[Message]:
-    results = _results(context)
+    results, redacted = _results(context), _with_redacted_results(context)
     instructions = ""
     messages: list[Message] = []
     for event in context:
@@ -93,7 +98,10 @@ def _messages(context: Sequence[ContextEvent]) -> list[Message]:
             case UserMessage() | TaskGiven() as message:
                 messages.append({"role": "user", "content": message.text})
             case ModelOutput() as output:
-                messages.extend(_turn(output, results))
+                messages.extend(_turn(output, results, redacted=event.seq in redacted))
+            case RedactedPayload() if event.type in SPEAKERS:
+                # The results of a redacted reply's calls are left out with it: they would answer nothing.
+                messages.append({"role": SPEAKERS[event.type], "content": REDACTED})
             case _:
                 pass  # Not part of the dialogue, or shown with its call.
     return [{"role": "system", "content": instructions}, *messages] if instructions else messages
@@ -112,14 +120,33 @@ def _results(context: Sequence[ContextEvent]) -> dict[str, Result]:
     return results
 
 
-def _turn(output: ModelOutput, results: dict[str, Result]) -> list[Message]:
+def _with_redacted_results(context: Sequence[ContextEvent]) -> set[int]:
+    """The replies of whose calls a result was redacted, by seq; such a result does not say which call it was of."""
+    found: set[int] = set()
+    reply: int | None = None
+    for event in context:
+        if event.type == ModelOutput.event_type:
+            reply = event.seq
+        elif reply is not None and event.type in ENDS and isinstance(event.payload, RedactedPayload):
+            found.add(reply)
+    return found
+
+
+def call_ids(events: Iterable[ContextEvent]) -> set[str]:
+    """The ids of the calls that are known from replies, or from results whose reply was redacted."""
+    made = {call.call_id for event in events if isinstance(event.payload, ModelOutput) for call in event.payload.calls}
+    ended = {event.payload.call_id for event in events if isinstance(event.payload, Result)}
+    return made | {each for each in ended if each is not None}
+
+
+def _turn(output: ModelOutput, results: dict[str, Result], *, redacted: bool) -> list[Message]:
     """The assistant's message and the results of its calls; nothing for a reply that said nothing."""
     calls = [] if unusable(output.finish_reason, output.refusal) else output.calls
     text = output.text if output.text.strip() else None
     if not calls:
         return [{"role": "assistant", "content": text}] if text else []
     said = {"role": "assistant", "content": text, "tool_calls": [_call(call) for call in calls]}
-    return [said, *(_answer(call, results.get(call.call_id)) for call in calls)]
+    return [said, *(_answer(call, results.get(call.call_id), redacted=redacted) for call in calls)]
 
 
 def _call(call: ModelCall) -> Message:
@@ -143,10 +170,11 @@ def _arguments(text: str) -> str:
         return "{}"
 
 
-def _answer(call: ModelCall, result: Result | None) -> Message:
-    if result is None:
+def _answer(call: ModelCall, result: Result | None, *, redacted: bool) -> Message:
+    if result is None and not redacted:
         raise OpenCall(call.call_id)
-    return {"role": "tool", "tool_call_id": call.call_id, "content": _result_text(result)}
+    text = REDACTED if result is None else _result_text(result)
+    return {"role": "tool", "tool_call_id": call.call_id, "content": text}
 
 
 def _result_text(result: Result) -> str:

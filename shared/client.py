@@ -10,7 +10,7 @@ Submitting returns at once; waiting and watching only observe, from any process 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +22,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance, answering, signalling, stopping
+from shared.engine import acceptance, answering, redacting, signalling, stopping
 from shared.engine.answering import AnswerReceipt
 from shared.engine.ledger import Ledger
 from shared.errors import (
@@ -51,6 +51,7 @@ from shared.model.ids import (
     new_uuid,
 )
 from shared.model.json import Json, clean, clean_text, digest
+from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
 from shared.model.task import Task
@@ -344,6 +345,28 @@ class Client:
             request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
         )
 
+    def redact(
+        self, session: SessionId | UUID | str, seqs: Sequence[int], *, reason: str, who: str | None = None
+    ) -> RedactionReceipt:
+        """Take the content of events out of the store, and what is kept of it beside the log; the chain stays valid.
+
+        The reason stays in the log, so it must not repeat the content. Raises StillNeeded while open work may read the
+        events, and BadInput for events that cannot be redacted. Asking again does no harm.
+        """
+        return redacting.redact(
+            self._ledger, self.tenant, self._known(session), _seqs(seqs), reason=_reason(reason), who=_remark(who)
+        )
+
+    def erase(self, session: SessionId | UUID | str, *, reason: str, who: str | None = None) -> ErasureReceipt:
+        """Take all content of a session out of the store, for good; it takes no more input.
+
+        Its events stay without content, as proof of what there was. Raises StillNeeded while anything in it is open.
+        Asking again does no harm.
+        """
+        return redacting.erase(
+            self._ledger, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who)
+        )
+
     def close(self) -> None:
         """Give back the connections."""
         self._database.close()
@@ -474,6 +497,21 @@ def _answer(value: Answer | str) -> Answer:
 
 def _remark(value: str | None) -> str | None:
     return None if value is None else clean_text(value)[:REMARK_LIMIT]
+
+
+def _seqs(values: Sequence[object]) -> list[int]:
+    seqs = [value for value in values if isinstance(value, int) and 0 < value <= ALL]
+    if not seqs or len(seqs) < len(values):
+        wrong = next((value for value in values if value not in seqs), None)
+        problem = "no event is named" if wrong is None else f"{wrong!r} is no event's seq"
+        raise BadInput(problem, "name events by their seq, as `brainhands show` lists them")
+    return seqs
+
+
+def _reason(value: str) -> str:
+    if not value.strip():
+        raise BadInput("no reason is given", "say why; it stays in the log")
+    return clean_text(value)[:REMARK_LIMIT]
 
 
 def _mode(value: Mode | str) -> Mode:

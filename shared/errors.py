@@ -83,6 +83,17 @@ class UnknownSession(BadInput):
         super().__init__(f"no session {session}", "list them with `brainhands sessions`")
 
 
+class ErasedSession(BadInput):
+    """The session's content was erased, and it takes nothing more."""
+
+    def __init__(self, session: object) -> None:
+        super().__init__(f"session {session} was erased and takes nothing more", "start a new session")
+
+
+class StillNeeded(BadInput):
+    """Content cannot be taken out of the store, since open work may still read it."""
+
+
 class UnknownSubmission(BadInput):
     """No submission of this tenant has the given id."""
 

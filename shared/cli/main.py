@@ -11,6 +11,7 @@ from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.document import document
 from shared.cli.parts import brain, flower, hands, migrate, relay
+from shared.cli.redact import erase, redact
 from shared.cli.show import sessions, show
 from shared.cli.signal import signal
 from shared.cli.submit import submit, watch
@@ -47,6 +48,8 @@ for command in (
     show,
     document,
     verify,
+    redact,
+    erase,
     doctor,
 ):
     commands.command()(command)

@@ -9,8 +9,9 @@ import hashlib
 import importlib.util
 import os
 import secrets
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -20,13 +21,16 @@ import typer
 from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
 from shared.cli.door import current_addresses
 from shared.errors import BadInput
+from shared.runtime.modules import is_path
 from shared.runtime.settings import Addresses, addresses, settings
 from shared.store import migrate as schema
 
 FLOWER_USER = "operator"
 FLOWER_PORT = 5555
 
-Agents = Annotated[str, typer.Option(help="Modules with agents, by comma.", envvar="BRAINHANDS_AGENTS")]
+Agents = Annotated[
+    str, typer.Option(help="Modules, YAML files or folders with agents, by comma.", envvar="BRAINHANDS_AGENTS")
+]
 Tools = Annotated[str, typer.Option(help="Modules with tools and flows, by comma.", envvar="BRAINHANDS_TOOLS")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="How many tasks it runs at a time.")]
 Port = Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens, on this machine only.")]
@@ -43,7 +47,7 @@ class Part:
 
 def brain(agents: Agents, concurrency: Concurrency = None) -> None:
     """Run a Brain worker."""
-    require_modules("agents", agents)
+    require_agents(agents)
     _become(brain_part(current_addresses(), agents, concurrency, number=os.getpid()))
 
 
@@ -68,11 +72,29 @@ def migrate() -> None:
     print(f"schema {schema.upgrade(addresses().database_url)}")
 
 
+def require_agents(names: str) -> None:
+    """As require_modules, and has YAML files checked by the part that reads them; it names what is wrong itself."""
+    entries = _named("agents", names)
+    _require(entry for entry in entries if not is_path(entry))
+    if paths := [entry for entry in entries if is_path(entry)]:
+        checked = subprocess.run([sys.executable, "-m", "brain.agent_files", *paths], check=False)
+        if checked.returncode:
+            raise typer.Exit(BadInput.exit_code)
+
+
 def require_modules(what: str, names: str) -> None:
     """Raises BadInput for modules that do not exist, which a worker could only log later; none of them is run here."""
-    modules = [name.strip() for name in names.split(",") if name.strip()]
-    if not modules:
+    _require(_named(what, names))
+
+
+def _named(what: str, names: str) -> list[str]:
+    entries = [name.strip() for name in names.split(",") if name.strip()]
+    if not entries:
         raise BadInput(f"no module with {what} is named", f"name one with --{what}")
+    return entries
+
+
+def _require(modules: Iterable[str]) -> None:
     sys.path.insert(0, os.getcwd())
     for name in modules:
         try:
@@ -84,7 +106,7 @@ def require_modules(what: str, names: str) -> None:
 
 
 def brain_part(found: Addresses, agents: str, concurrency: int | None, *, number: int) -> Part:
-    """A Brain worker for agents in dotted modules; `number` tells it from others in Flower."""
+    """A Brain worker for agents of modules and YAML files; `number` tells it from others in Flower."""
     command = _worker("brain", BRAIN_QUEUE, concurrency, number)
     environment = _environment(found, BRAINHANDS_AGENTS=agents)
     return Part(name="brain", command=command, environment=environment)

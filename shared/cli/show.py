@@ -44,7 +44,7 @@ def sessions(json: AsJson = False) -> None:
         print_json([_session_json(row) for row in found])
         return
     for row in found:
-        state = f"{row['open_tasks']} open" if row["open_tasks"] else "idle"
+        state = f"{row['open_tasks']} open" if row["open_tasks"] else "erased" if row["erased_at"] else "idle"
         name = one_line(str(row["agent"]), 24)
         print(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {_moment(row['created_at'])}")
 
@@ -90,6 +90,8 @@ def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
         f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events,"
         f" {view.tokens_in} tokens in, {view.tokens_out} out"
     )
+    if head.erased_at is not None:
+        out.print(Text(f"erased {_moment(head.erased_at)}", style="magenta"))
     _title(out, "conversations")
     for each in view.conversations:
         version = "" if each.agent_version is None else f"@{each.agent_version}"

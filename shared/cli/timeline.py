@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shared.model import wire
-from shared.model.event import Event
+from shared.model.event import REDACTED, Event
 from shared.model.json import Json
 
 WIDTH = 100
@@ -33,6 +33,8 @@ STYLES = {
     "human_approval_requested": "magenta",
     "human_approval_answered": "magenta",
     "submission_done": "bold",
+    "events_redacted": "magenta",
+    "session_erased": "magenta",
 }
 
 
@@ -60,8 +62,10 @@ def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
         yield line
 
 
-def summary(type: str, payload: dict[str, Any]) -> str:
+def summary(type: str, payload: dict[str, Any] | None) -> str:
     """What an event says, in a few words."""
+    if payload is None:
+        return REDACTED
     match type:
         case "user_message" | "task_given":
             return str(payload["text"])
@@ -91,6 +95,10 @@ def summary(type: str, payload: dict[str, Any]) -> str:
             return ", ".join(str(each) for each in answered if each)
         case "signal_received" | "signal_taken" | "signal_missed":
             return " ".join(filter(None, (payload["name"], payload["key"], _compact(payload.get("content", "")))))
+        case "events_redacted":
+            return f"{_list(payload['seqs'])}: {payload['reason']}{_by(payload['who'])}"
+        case "session_erased":
+            return f"all up to {payload['through']}: {payload['reason']}{_by(payload['who'])}"
         case "cancel_requested":
             return f"{payload['scope']}: {payload['reason']}"
         case "documents_changed":
@@ -121,6 +129,14 @@ def span(time: timedelta) -> str:
         return f"{minutes}m{rest:02}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"
+
+
+def _list(seqs: list[int]) -> str:
+    return ", ".join(map(str, seqs))
+
+
+def _by(who: str | None) -> str:
+    return "" if who is None else f" (by {who})"
 
 
 def _compact(value: Json) -> str:

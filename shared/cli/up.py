@@ -33,6 +33,7 @@ from shared.cli.parts import (
     flower_password_file,
     hands_part,
     relay_part,
+    require_agents,
     require_modules,
 )
 from shared.errors import ServerUnavailable
@@ -62,7 +63,7 @@ def up(
     flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens.")] = FLOWER_PORT,
 ) -> None:
     """Run everything: servers (unless DATABASE_URL and REDIS_URL are set), relay, Brain, Hands, Flower."""
-    require_modules("agents", agents)
+    require_agents(agents)
     require_modules("tools", tools)
     current = settings()
     stop = _Stop()

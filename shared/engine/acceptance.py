@@ -16,6 +16,7 @@ import psycopg
 
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.engine.redacting import refuse_erased
 from shared.errors import BadInput, RequestConflict, RequestInProgress, ServerUnavailable, StaleWrite, UnknownSession
 from shared.kernel import chain, intake
 from shared.kernel.verify import head_of
@@ -53,6 +54,7 @@ def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
         return receipt(earlier)
 
     def fill(view: View) -> Commit:
+        refuse_erased(view.session)
         draft = Draft(view, NOBODY)
         draft.accept(submission)
         conversation, waiting, active = view.conversation(submission.conversation_id)
@@ -148,7 +150,10 @@ def _look_up(transaction: Transaction, submission: Submission) -> tuple[Submissi
     main = next(rows.conversation(row) for row in conversations.rows if row["owner_id"] is None)
     if main.agent != submission.agent:
         raise BadInput(f"session {submission.session_id} belongs to agent {main.agent}, not {submission.agent}")
-    return replace(submission, conversation_id=main.id), find(transaction, submission)
+    earlier = find(transaction, submission)
+    if earlier is None:
+        refuse_erased(rows.session(found.first))
+    return replace(submission, conversation_id=main.id), earlier
 
 
 def _new_session(submission: Submission, now: datetime) -> Commit:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from shared.engine import endings
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.engine.redacting import refuse_erased
 from shared.errors import BadInput
 from shared.kernel import recovery
 from shared.model.approval import ANSWERS, Answer, Approval, Question
@@ -89,6 +90,7 @@ def settle(
         raise BadInput(f"a call cannot be settled as {given}", "say happened or did_not_happen")
 
     def fill(view: View) -> Commit | None:
+        refuse_erased(view.session)
         if all(each.id != task.id for each in view.unknown_calls(task.kind)):
             return None
         call = endings.call_fields(task)

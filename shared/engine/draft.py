@@ -24,6 +24,7 @@ from shared.model.commit import (
     InboxEntry,
     NewAttempt,
     NewWait,
+    Redaction,
     SubmissionEnd,
     TaskChange,
 )
@@ -92,6 +93,7 @@ class Draft:
         self._signals_taken: list[tuple[SignalId, TaskId]] = []
         self._inbox: list[InboxEntry] = []
         self._inbox_taken: list[SubmissionId] = []
+        self._redaction: Redaction | None = None
         self._hint_delays: dict[TaskId, float] = {}
         self.handed_on: tuple[Task, Step] | None = None
         """A new task that the worker of this step shall go on with at once, with the step of its first phase."""
@@ -394,6 +396,10 @@ class Draft:
         self.add(task)
         return task
 
+    def redact(self, redaction: Redaction) -> None:
+        """Take content out of the store with this commit."""
+        self._redaction = redaction
+
     def take_steering(self, conversation_id: ConversationId) -> list[tuple[SubmissionId, int]]:
         """Let inputs that wait to join the present work do so; gives each submission with its message's seq."""
         taken = []
@@ -424,6 +430,11 @@ class Draft:
             for task in self._after.values()
         )
         if entry is None or (active and not ended):
+            return
+        if self.session.erased_at is not None:
+            # A caller's transaction that was open while the session was erased brought it.
+            self.withdraw(entry, reason="the session was erased")
+            self.redact(Redaction(inputs=(entry.submission_id,)))
             return
         self._inbox_taken.append(entry.submission_id)
         self.admit(conversation, entry.submission_id, entry.text)
@@ -461,6 +472,7 @@ class Draft:
             signals_taken=tuple(self._signals_taken),
             inbox=tuple(self._inbox),
             inbox_taken=tuple(self._inbox_taken),
+            redaction=self._redaction,
             hint_delays=self._hint_delays,
         )
 

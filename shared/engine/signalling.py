@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.engine.redacting import refuse_erased
 from shared.errors import RequestConflict, StaleWrite
 from shared.model.commit import Commit
 from shared.model.ids import SessionId, new_signal_id
@@ -31,6 +32,7 @@ def send(
     )
 
     def fill(view: View) -> Commit:
+        refuse_erased(view.session)
         draft = Draft(view, NOBODY)
         draft.send_signal(signal, digest)
         return draft.freeze()

@@ -1,14 +1,19 @@
-"""Whether a log is what it says: the chain of hashes, the digests of the payloads, the order and the causes."""
+"""Whether a log is what it says: the chain of hashes, the digests of the payloads, the order and the causes.
+
+An event may be without content only where a later one says so; its digest, hash and header hold all the same.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shared.errors import BadInput
 from shared.kernel.chain import GENESIS, event_hash
-from shared.model.event import Event
+from shared.model.event import GONE, Event, EventsRedacted, SessionErased
 from shared.model.session import Session
 
 
@@ -37,8 +42,9 @@ def read_head(text: str) -> tuple[int, bytes]:
 def check(events: Sequence[Event], session: Session, head: tuple[int, bytes] | None) -> Flaw | None:
     """The first flaw of a whole log, checked against the session's own head and one known from elsewhere."""
     previous = GENESIS
+    gone = _said_to_be_gone(events)
     for place, event in enumerate(events, start=1):
-        if flaw := _flaw(event, place, previous):
+        if flaw := _flaw(event, place, previous, gone.get(event.seq)):
             return Flaw(seq=place, problem=flaw)
         if head is not None and head[0] == event.seq and event.hash != head[1]:
             return Flaw(seq=event.seq, problem="the known head has another hash: the log was written anew")
@@ -50,12 +56,33 @@ def check(events: Sequence[Event], session: Session, head: tuple[int, bytes] | N
     return None
 
 
-def _flaw(event: Event, place: int, previous: bytes) -> str | None:
+def _said_to_be_gone(events: Sequence[Event]) -> dict[int, int]:
+    """The events whose content a later one says was taken out, each with the seq of that later one."""
+    gone: dict[int, int] = {}
+    for event in events:
+        # What cannot be read here has another payload than its digest, which is a flaw of its own.
+        with suppress(ValueError, TypeError, KeyError):
+            if event.type == EventsRedacted.event_type:
+                named: Iterable[int] = json.loads(event.payload_text)["seqs"]
+            elif event.type == SessionErased.event_type:
+                named = range(1, min(json.loads(event.payload_text)["through"], event.seq) + 1)
+            else:
+                continue
+            gone.update((seq, event.seq) for seq in named if seq < event.seq)
+    return gone
+
+
+def _flaw(event: Event, place: int, previous: bytes, gone: int | None) -> str | None:
     if event.seq != place:
         return f"event {place} is missing"
     if event.prev_hash != previous:
         return "it does not follow from the event before it"
-    if hashlib.sha256(event.salt + event.payload_text.encode()).digest() != event.payload_digest:
+    is_marked, blank = event.redacted_at is not None, event.payload_text == GONE and event.salt == b""
+    if gone is None and (is_marked or blank):
+        return "it is empty or marked so, and no later event says that it was redacted"
+    if gone is not None and not (is_marked and blank):
+        return f"event {gone} says that its content is gone, but there is content"
+    if not blank and hashlib.sha256(event.salt + event.payload_text.encode()).digest() != event.payload_digest:
         return "its payload was changed"
     if event_hash(event) != event.hash:
         return "its header was changed"

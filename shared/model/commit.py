@@ -8,7 +8,7 @@ from datetime import datetime
 from shared.model.approval import Approval
 from shared.model.document import StoredDocument
 from shared.model.event import Event
-from shared.model.ids import SignalId, SubmissionId, TaskId
+from shared.model.ids import ApprovalId, SignalId, SubmissionId, TaskId
 from shared.model.session import Conversation, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
@@ -90,6 +90,21 @@ class SubmissionEnd:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Redaction:
+    """Content that a commit takes out of the store: of events, and where rows hold it a second time."""
+
+    whole: bool = False
+    """All that the session has; the rest need not be named then."""
+    seqs: tuple[int, ...] = ()
+    tasks: tuple[TaskId, ...] = ()
+    """Ended tasks: input, checkpoint, result and error, and what their attempts showed."""
+    inputs: tuple[SubmissionId, ...] = ()
+    outputs: tuple[SubmissionId, ...] = ()
+    approvals: tuple[ApprovalId, ...] = ()
+    signals: tuple[SignalId, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
     """The write set. `session` is the head after it; what is not named is not touched."""
 
@@ -119,6 +134,7 @@ class Commit:
     signals_taken: tuple[tuple[SignalId, TaskId], ...] = ()
     inbox: tuple[InboxEntry, ...] = ()
     inbox_taken: tuple[SubmissionId, ...] = ()
+    redaction: Redaction | None = None
     hint_delays: dict[TaskId, float] = field(default_factory=dict)
     """Seconds before a pending task's hint is due, where that is not at once."""
 

@@ -18,6 +18,12 @@ from shared.model.json import Json
 LOG_FORMAT = 1
 """Raised whenever a type or a version is added; a session stores the highest format in its log."""
 
+GONE = "null"
+"""The payload text of an event that was redacted or erased; no payload is written as this."""
+
+REDACTED = "[redacted]"
+"""What people and models are shown in place of content that is gone."""
+
 
 class Payload(BaseModel):
     """Base of all payloads; `event_type` and `event_version` name it in the log."""
@@ -324,6 +330,30 @@ class SubmissionDone(Payload):
     error: str | None = None
 
 
+class EventsRedacted(Payload):
+    """The content of these events was taken out of the store; their digests and hashes stay."""
+
+    event_type = "events_redacted"
+    seqs: list[int]
+    reason: str
+    who: str | None = None
+
+
+class SessionErased(Payload):
+    """The content of all events up to `through`, and of all that was stored beside them, was taken out of the store."""
+
+    event_type = "session_erased"
+    through: int
+    reason: str
+    who: str | None = None
+
+
+class RedactedPayload(Payload):
+    """In place of a payload that was redacted or erased."""
+
+    event_type = "redacted"
+
+
 class UnknownPayload(Payload):
     """A type or version newer than this code, shown as it is stored."""
 
@@ -363,6 +393,8 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         TaskUnblocked,
         DocumentsChanged,
         SubmissionDone,
+        EventsRedacted,
+        SessionErased,
     )
 }
 
@@ -390,9 +422,13 @@ class Event:
     payload_digest: bytes
     prev_hash: bytes
     hash: bytes
+    redacted_at: datetime | None = None
+    """Since when its content is gone: then the payload text is GONE and the salt empty."""
 
 
 def read_payload(type: str, version: int, content: Json) -> Payload:
-    """The payload as its model; unknown types and versions come back as UnknownPayload."""
+    """The payload as its model; unknown types and versions come back as UnknownPayload, redacted ones as such."""
+    if content is None:
+        return RedactedPayload()
     model = PAYLOADS.get((type, version))
     return UnknownPayload(content=content) if model is None else model.model_validate(content)

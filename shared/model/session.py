@@ -20,6 +20,8 @@ class Session:
     last_hash: bytes
     last_at: datetime
     created_at: datetime
+    erased_at: datetime | None = None
+    """Since when its content is gone; it takes no more input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

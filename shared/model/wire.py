@@ -10,6 +10,7 @@ from shared.model.approval import Approval
 from shared.model.document import DocumentVersion, StoredDocument
 from shared.model.event import Event
 from shared.model.json import Json
+from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Conversation, Session
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Receipt, Submission
@@ -17,7 +18,7 @@ from shared.model.task import Task
 
 
 def event(value: Event) -> dict[str, Json]:
-    """An event with its payload as it is stored, of whatever type and version."""
+    """An event with its payload as it is stored, of whatever type and version; null where it was redacted."""
     return {
         "session": _id(value.session_id),
         "seq": value.seq,
@@ -36,11 +37,12 @@ def event(value: Event) -> dict[str, Json]:
         "environment": value.environment,
         "tokens_in": value.tokens_in,
         "tokens_out": value.tokens_out,
+        "redacted": value.redacted_at is not None,
     }
 
 
 def payload(value: Event) -> Json:
-    """An event's payload as JSON."""
+    """An event's payload as JSON, None where it was redacted."""
     return json.loads(value.payload_text)
 
 
@@ -53,6 +55,7 @@ def session(value: Session) -> dict[str, Json]:
         "last_seq": value.last_seq,
         "last_at": _time(value.last_at),
         "last_hash": value.last_hash.hex(),
+        "erased_at": _time(value.erased_at),
     }
 
 
@@ -180,6 +183,19 @@ def document_version(value: DocumentVersion) -> dict[str, Json]:
         "at": _time(value.at),
         "change": value.change,
     }
+
+
+def redaction(value: RedactionReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "redacted": list(value.redacted),
+        "repeated_in": list(value.repeated_in),
+        "head": value.head,
+    }
+
+
+def erasure(value: ErasureReceipt) -> dict[str, Json]:
+    return {"session_id": _id(value.session_id), "erased_at": _time(value.erased_at), "head": value.head}
 
 
 def cancellation(value: Cancellation) -> dict[str, Json]:

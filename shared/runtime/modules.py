@@ -6,9 +6,27 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 from shared.errors import BadDefinition
+
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+def is_path(name: str) -> bool:
+    """Whether a name of where agents are is that of a file or folder, rather than a dotted module.
+
+    A package's folder is there too, so its bare name stays a module.
+    """
+    if os.sep in name or name.endswith(YAML_ENDINGS):
+        return True
+    return Path(name).exists() and not Path(name, "__init__.py").exists()
+
+
+def is_dotted(name: str) -> bool:
+    """Whether a module could have this name."""
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def import_modules(names: Iterable[str]) -> list[ModuleType]:
@@ -24,7 +42,7 @@ def import_modules(names: Iterable[str]) -> list[ModuleType]:
 
 def _import(name: str) -> ModuleType:
     missing = BadDefinition(f"there is no module {name!r}", "name modules of the working folder or installed ones")
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not is_dotted(name):
         raise missing
     try:
         return importlib.import_module(name)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import ServerUnavailable, SettingsError
+from shared.runtime.modules import is_dotted, is_path
 
 ServerChoice = Literal["auto", "system", "wheel"]
 
@@ -77,7 +78,8 @@ class Settings(BaseSettings):
     agents: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         alias="BRAINHANDS_AGENTS",
-        description="Modules whose agents a Brain worker offers: dotted names, separated by commas.",
+        description="Where the agents are that a Brain worker offers: dotted modules, YAML files and folders of these, "
+        "separated by commas.",
     )
     tools: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -112,9 +114,9 @@ class Settings(BaseSettings):
 
     @field_validator("agents", "tools")
     @classmethod
-    def _dotted_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _dotted_names(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for name in names:
-            if not all(part.isidentifier() for part in name.split(".")):
+            if not is_dotted(name) and not (info.field_name == "agents" and is_path(name)):
                 raise ValueError(f"{name!r} is not a dotted module name")
         return names
 

@@ -26,7 +26,7 @@ from shared.model.json import canonical
 from shared.model.submission import Submission
 from shared.model.task import Status, Task
 from shared.runtime.logs import logger
-from shared.store import rows
+from shared.store import redactions, rows
 from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
 from shared.store.tables import (
     approvals,
@@ -294,9 +294,13 @@ DELETE_HINTS = Statement(delete(outbox).where(outbox.c.task_id == any_(bindparam
 
 
 def _groups(commit: Commit) -> list[list[Call]]:
-    """The writes as groups in which order does not matter: an ended generation first makes room for the next."""
+    """The writes as groups in which order does not matter: an ended generation first makes room for the next.
+
+    What is taken out of the store goes last, since it may be in a row that the commit changes.
+    """
     moves, additions = _moves(commit), _additions(commit)
-    return [moves, additions] if commit.changes and commit.new_tasks else [moves + additions]
+    groups = [moves, additions] if commit.changes and commit.new_tasks else [moves + additions]
+    return groups if commit.redaction is None else [*groups, *redactions.writes(commit, commit.redaction)]
 
 
 def _moves(commit: Commit) -> list[Call]:

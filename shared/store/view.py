@@ -17,7 +17,7 @@ from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import documents, rows
-from shared.store.database import Row, Statement, Transaction
+from shared.store.database import Call, Result, Row, Statement, Transaction
 from shared.store.tables import approvals, attempts, conversations, inbox, sessions, signals, tasks, waits
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
@@ -90,7 +90,7 @@ STEERING = Statement(
     .order_by(inbox.c.position)
 )
 APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
-_SETTLED = (
+SETTLED = (
     select(approvals.c.id)
     .where(
         approvals.c.task_id == tasks.c.id,
@@ -105,7 +105,7 @@ UNKNOWN_CALLS = Statement(
         tasks.c.session_id == bindparam("session_id"),
         tasks.c.kind == bindparam("kind"),
         tasks.c.outcome == "interrupted",
-        ~_SETTLED,
+        ~SETTLED,
     )
     .order_by(tasks.c.id)
 )
@@ -270,6 +270,10 @@ class View:
         """The last step that was committed under this claim; 0 if none was."""
         (result,) = self._open.run(ATTEMPT_STEP(task_id=task_id, fence=fence))
         return 0 if result.first is None else int(result.first["step"])
+
+    def run(self, *calls: Call) -> list[Result]:
+        """Further reads under the lock."""
+        return self._open.run(*calls)
 
     @property
     def _open(self) -> Transaction:

@@ -21,11 +21,12 @@ from psycopg.rows import dict_row
 
 from shared.kernel import chain
 from shared.kernel.delta import MOST_DELTAS, replay
-from shared.model.event import Event
+from shared.model.event import GONE, Event
 from shared.runtime.settings import libpq_url
 
 Row = dict[str, Any]
 
+OF_CALLS = ("model_output", "tool_call_success", "tool_call_error", "tool_call_interrupted")
 CALL_ENDS = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 
 
@@ -111,11 +112,34 @@ def every_hash_is_that_of_its_event_and_chained_to_the_one_before(now: Snapshot)
         for event in events:
             if event.prev_hash != before:
                 yield f"event {event.seq} of {id} is not chained to the one before"
-            if event.payload_digest != hashlib.sha256(event.salt + event.payload_text.encode()).digest():
+            if event.redacted_at is None and event.payload_digest != _digest(event):
                 yield f"event {event.seq} of {id} has another payload than its digest"
             if event.hash != chain.event_hash(event):
                 yield f"event {event.seq} of {id} has another header than its hash"
             before = event.hash
+
+
+def what_is_redacted_is_gone_and_a_later_event_says_so(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        said: set[int] = set()
+        for event in events:
+            if event.redacted_at is None and event.type == "events_redacted":
+                said |= set(json.loads(event.payload_text)["seqs"])
+            elif event.type == "session_erased":
+                said |= set(range(1, event.seq))
+        gone = {event.seq for event in events if event.redacted_at is not None}
+        if gone != said:
+            yield f"{id} has no content at {sorted(gone)}, and its log says so of {sorted(said)}"
+        for event in events:
+            if event.redacted_at is not None and (event.payload_text, event.salt) != (GONE, b""):
+                yield f"event {event.seq} of {id} was redacted and has content"
+    for id, task in now.tasks.items():
+        erased = now.sessions[task["session_id"]]["erased_at"]
+        if erased and task["created_at"] < erased and (task["input"] or task["checkpoint"] or task["result"]):
+            yield f"{task['kind']} {id} has content, and its session was erased"
+    for document in now.documents:
+        if now.sessions[document["session_id"]]["erased_at"]:
+            yield f"document {document['name']} is there, and its session was erased"
 
 
 def causes_are_earlier_events_and_time_does_not_run_back(now: Snapshot) -> Iterator[str]:
@@ -160,7 +184,11 @@ def a_call_begins_and_ends_at_most_once_and_ends_with_its_task(now: Snapshot) ->
 def every_call_of_the_model_is_closed_once_before_the_next_request(now: Snapshot) -> Iterator[str]:
     for id, events in now.events.items():
         open_calls: dict[UUID | None, set[str]] = defaultdict(set)
+        # What was redacted does not say which calls it was about.
+        untold = {event.conversation_id for event in events if event.redacted_at and event.type in OF_CALLS}
         for event in events:
+            if event.redacted_at is not None or event.conversation_id in untold:
+                continue
             calls = open_calls[event.conversation_id]
             payload = json.loads(event.payload_text)
             if event.type == "model_request" and calls:
@@ -176,14 +204,20 @@ def every_call_of_the_model_is_closed_once_before_the_next_request(now: Snapshot
 def a_submission_begins_and_ends_once_as_its_row_says(now: Snapshot) -> Iterator[str]:
     begun: dict[str, int] = defaultdict(int)
     ended: dict[str, list[str]] = defaultdict(list)
-    for events in now.events.values():
+    untold: set[UUID] = set()
+    for id, events in now.events.items():
         for event in events:
+            if event.redacted_at is not None:
+                untold.add(id)
+                continue
             payload = json.loads(event.payload_text)
             if event.type == "user_message":
                 begun[payload["submission"]] += 1
             elif event.type == "submission_done":
                 ended[payload["submission"]].append(payload["outcome"])
     for id, submission in now.submissions.items():
+        if submission["session_id"] in untold:
+            continue
         outcomes = [] if submission["outcome"] is None else [submission["outcome"]]
         if ended[str(id)] != outcomes:
             yield f"submission {id} has outcome {submission['outcome']}, its log {ended[str(id)]}"
@@ -331,6 +365,10 @@ def every_submission_has_ended(now: Snapshot) -> Iterator[str]:
             yield f"submission {id} is {submission['status']}"
 
 
+def _digest(event: Event) -> bytes:
+    return hashlib.sha256(event.salt + event.payload_text.encode()).digest()
+
+
 def _is_call(task: Row) -> bool:
     return str(task["kind"]).startswith(("tool:", "flow:", "agent:"))
 
@@ -338,6 +376,7 @@ def _is_call(task: Row) -> bool:
 ALWAYS: tuple[Invariant, ...] = (
     the_log_has_no_gaps_and_its_head_is_the_sessions,
     every_hash_is_that_of_its_event_and_chained_to_the_one_before,
+    what_is_redacted_is_gone_and_a_later_event_says_so,
     causes_are_earlier_events_and_time_does_not_run_back,
     events_are_of_tasks_and_claims_that_were,
     a_call_begins_and_ends_at_most_once_and_ends_with_its_task,

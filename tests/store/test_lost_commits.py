@@ -121,6 +121,26 @@ def test_a_cancel_is_carried_out_once_and_its_caller_told_so(
     assert violations(stage.database_url) == []
 
 
+@pytest.mark.promise("B6", "I3")
+@pytest.mark.hazard(7, 44)
+def test_a_redaction_and_an_erasure_are_made_once_and_their_receipts_say_so(
+    stage: Stage, cutter: CommitCutter, cut_client: Client, when: When
+) -> None:
+    session_id, generation = stage.session()
+    stage.advance(generation)
+
+    cutter.arm(when)
+    redacted = cut_client.redact(session_id, [2], reason="why")
+    cutter.arm(when)
+    erased = cut_client.erase(session_id, reason="why")
+
+    assert cutter.cuts == 2
+    assert redacted.redacted == (2,)
+    assert erased.erased_at == stage.client.session(session_id).session.erased_at
+    assert stage.types(session_id)[3:] == ["events_redacted", "session_erased"]
+    assert violations(stage.database_url) == []
+
+
 @pytest.mark.promise("B6")
 @pytest.mark.hazard(7)
 def test_a_claim_is_made_once_and_its_phase_runs_once(

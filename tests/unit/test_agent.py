@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from brain.agent import Agent, agents_in
+from brain.agent import Agent
+from brain.loading import agents_in
 from shared.errors import BadDefinition
 
 WriteModule = Callable[[str], str]

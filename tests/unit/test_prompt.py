@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, render, request_digest
+from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, call_ids, render, request_digest
 from deploy.demo.model_server import transcript_problem
 from shared.model.event import (
     ModelCall,
@@ -17,6 +18,7 @@ from shared.model.event import (
     ModelOutput,
     ModelRequest,
     Payload,
+    RedactedPayload,
     SystemPromptSet,
     ToolCallError,
     ToolCallInterrupted,
@@ -260,3 +262,40 @@ def test_whatever_order_the_results_arrive_in_the_request_is_the_same() -> None:
     rendered = {json.dumps(body(log(*opened, *order))) for order in itertools.permutations(results)}
 
     assert len(rendered) == 1
+
+
+def redacted(events: list[ContextEvent], *seqs: int) -> list[dict[str, Any]]:
+    """The messages for a log in which these events were redacted."""
+    rendered = body([replace(each, payload=RedactedPayload()) if each.seq in seqs else each for each in events])
+    assert transcript_problem(rendered["messages"]) is None
+    return list(rendered["messages"])
+
+
+@pytest.mark.promise("E11", "I3")
+def test_what_was_redacted_is_shown_as_such_and_leaves_no_call_without_result() -> None:
+    events = log(user(), output(call("a"), call("b"), text="Sending."), success("a"), error("b"), output(text="Done."))
+
+    assert [message["content"] for message in redacted(events, 1)[:2]] == ["[redacted]", "Sending."]
+    assert [message["content"] for message in redacted(events, 3)[2:4]] == ["[redacted]", "error: no such address"]
+    assert [message["content"] for message in redacted(events, 3, 4)[2:4]] == ["[redacted]", "[redacted]"]
+    assert redacted(events, 2) == [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "content": "[redacted]"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    assert [message["content"] for message in redacted(events, 1, 2, 3, 4, 5)] == ["[redacted]"] * 3
+
+
+@pytest.mark.promise("E11")
+def test_a_redacted_result_of_an_earlier_reply_does_not_hide_an_open_call() -> None:
+    events = log(user(), output(call("a")), success("a"), output(call("b")))
+
+    with pytest.raises(OpenCall):
+        redacted(events, 3)
+
+
+def test_the_id_of_a_call_whose_reply_was_redacted_is_still_known_from_its_result() -> None:
+    events = log(user(), output(call("a")), success("a"), output(call("b")), success("b"), success(None))
+    events[1] = replace(events[1], payload=RedactedPayload())
+
+    assert call_ids(events) == {"a", "b"}

@@ -1,0 +1,57 @@
+"""Taking content out of a session from the command line: of single events, or of all."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.errors import BadInput
+from shared.model import wire
+
+Session = Annotated[str, typer.Argument(help="The session's id.")]
+Reason = Annotated[str, typer.Option(help="Why; it stays in the log, so it must not repeat the content.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+
+def redact(
+    session: Session,
+    seqs: Annotated[list[int], typer.Argument(help="The events, by seq.")],
+    reason: Reason,
+    json: AsJson = False,
+) -> None:
+    """Take the content of events out of the store, for good; the log stays verifiable and says so."""
+    with open_client() as client:
+        done = client.redact(session, seqs, reason=reason, who=getpass.getuser())
+    if json:
+        print_json(wire.redaction(done))
+        return
+    if not done.redacted:
+        print("nothing to do: their content was gone before")
+        return
+    print(f"redacted  {_list(done.redacted)}\nhead      {done.head}")
+    if done.repeated_in:
+        print(f"parts of it are also in {_list(done.repeated_in)}; redact these too if they must go")
+
+
+def erase(
+    session: Session,
+    reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, all of it, for good.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Take all content of a session out of the store, for good; what stays proves what there was."""
+    if not yes:
+        raise BadInput(f"this takes all content of session {session} out of the store, for good", "add --yes to do it")
+    with open_client() as client:
+        done = client.erase(session, reason=reason, who=getpass.getuser())
+    if json:
+        print_json(wire.erasure(done))
+        return
+    print(f"erased  {done.erased_at:%Y-%m-%d %H:%M:%S} UTC\nhead    {done.head}")
+
+
+def _list(seqs: tuple[int, ...]) -> str:
+    return ", ".join(map(str, seqs))

@@ -1,0 +1,210 @@
+"""Taking content out of a session, of single events or of all, in a commit that says so and leaves the chain valid.
+
+What open work may still read stays: an event is redacted only when nothing is open in its conversation, and a session
+erased only when nothing in it is. Asking again does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from shared.engine.draft import NOBODY, Draft
+from shared.engine.ledger import Ledger
+from shared.errors import BadInput, ErasedSession, StillNeeded
+from shared.kernel.verify import head_of
+from shared.model.commit import Commit, Redaction
+from shared.model.event import Event, EventsRedacted, SessionErased
+from shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
+from shared.model.redaction import ErasureReceipt, RedactionReceipt
+from shared.model.session import Session
+from shared.model.task import Task
+from shared.store import reads, redactions
+from shared.store.database import Row
+from shared.store.view import View
+
+KEPT = {
+    "system_prompt_set": "every later request of its conversation stands on it",
+    "events_redacted": "it says what was redacted",
+    "session_erased": "it says what was erased",
+}
+"""Types of events that cannot be redacted one by one, and why."""
+
+QUESTIONS = ("human_approval_requested", "human_approval_answered", "tool_call_settled")
+LAST_WORDS = ("model_output", "model_error", "task_failed")
+"""What the end of a submission that it led to repeats word for word."""
+OF_CALLS = (
+    *("policy_decided", "tool_call_start", "tool_call_success", "tool_call_error", "tool_call_interrupted"),
+    *QUESTIONS,
+)
+
+
+def refuse_erased(session: Session) -> None:
+    """Raises ErasedSession for a session that takes nothing more."""
+    if session.erased_at is not None:
+        raise ErasedSession(session.id)
+
+
+def redact(
+    ledger: Ledger, tenant: str, session_id: SessionId, seqs: Sequence[int], *, reason: str, who: str | None
+) -> RedactionReceipt:
+    """Take the content of events out of the store, wherever it is kept. Raises BadInput and StillNeeded."""
+    gone: list[Row] = []
+
+    def fill(view: View) -> Commit | None:
+        found = _to_redact(view, seqs)
+        if not found:
+            # A try whose COMMIT lost its reply finds its work done, and what it took out is still in `gone`.
+            return None
+        gone[:] = found
+        wanted = [row["seq"] for row in found]
+        draft = Draft(view, NOBODY)
+        draft.redact(_with_copies(view, found))
+        draft.event(EventsRedacted(seqs=wanted, reason=reason, who=who), causes=wanted)
+        return draft.freeze()
+
+    ledger.apply(session_id, [], fill)
+    return RedactionReceipt(
+        session_id=session_id,
+        redacted=tuple(row["seq"] for row in gone),
+        repeated_in=repeated_in(_events(ledger, session_id), gone) if gone else (),
+        head=head_of(_session(ledger, tenant, session_id)),
+    )
+
+
+def erase(ledger: Ledger, tenant: str, session_id: SessionId, *, reason: str, who: str | None) -> ErasureReceipt:
+    """Take all content of a session out of the store, for good. Raises StillNeeded while anything in it is open."""
+
+    def fill(view: View) -> Commit | None:
+        if view.session.erased_at is not None:
+            return None
+        _refuse_unless_at_rest(view)
+        draft = Draft(view, NOBODY)
+        draft.event(SessionErased(through=view.session.last_seq, reason=reason, who=who), causes=())
+        draft.redact(Redaction(whole=True))
+        return draft.freeze()
+
+    ledger.apply(session_id, [], fill)
+    session = _session(ledger, tenant, session_id)
+    assert session.erased_at is not None
+    return ErasureReceipt(session_id=session_id, erased_at=session.erased_at, head=head_of(session))
+
+
+def repeated_in(events: Iterable[Event], gone: Sequence[Row]) -> tuple[int, ...]:
+    """Events still there that have parts of what was redacted: the same call, or the answer that ended a submission."""
+    calls = {call_id for row in gone for call_id in _call_ids(row["payload"])}
+    tasks = {row["task_id"] for row in gone if row["type"] in OF_CALLS}
+    answers = {cause for row in gone if row["type"] == "submission_done" for cause in row["causes"]}
+
+    def repeats(event: Event) -> bool:
+        if event.type == "model_output":
+            return event.seq in answers or not calls.isdisjoint(_call_ids(json.loads(event.payload_text)))
+        if event.type not in OF_CALLS:
+            return False
+        own = _call_ids(json.loads(event.payload_text))
+        return not calls.isdisjoint(own) if own else event.task_id in tasks
+
+    return tuple(event.seq for event in events if event.redacted_at is None and repeats(event))
+
+
+def _to_redact(view: View, seqs: Sequence[int]) -> list[Row]:
+    """The events named that still have content, with the ends of submissions that repeat an answer among them."""
+    found = redactions.named(view, seqs)
+    if missing := sorted(set(seqs) - {row["seq"] for row in found}):
+        raise BadInput(f"session {view.session.id} has no event {missing[0]}", "`brainhands show` lists its events")
+    wanted = [row for row in found if row["redacted_at"] is None]
+    for row in wanted:
+        if row["type"] in KEPT:
+            raise BadInput(
+                f"event {row['seq']} ({row['type']}) cannot be redacted: {KEPT[row['type']]}",
+                "erase the whole session if it must go",
+            )
+    last_words = [row["seq"] for row in wanted if row["type"] in LAST_WORDS]
+    ends = redactions.ends_caused_by(view, last_words) if last_words else []
+    more = sorted(set(ends) - {row["seq"] for row in wanted})
+    return sorted([*wanted, *(redactions.named(view, more) if more else [])], key=lambda row: int(row["seq"]))
+
+
+def _with_copies(view: View, gone: Sequence[Row]) -> Redaction:
+    """What else holds the content of these events. Raises StillNeeded."""
+    _refuse_open(gone, view.open_tasks().values())
+    signals = redactions.signals_of(view, [SignalId(each) for each in _ids(gone, "signal", "signal_received")])
+    for signal in signals:
+        if signal.taken_by is None:
+            raise StillNeeded(
+                f"event {signal.seq} cannot be redacted: no task has taken the signal {signal.name} yet",
+                "redact it once one has, or erase the session",
+            )
+    own = {row["task_id"] for row in gone if row["task_id"] is not None}
+    work = redactions.with_owners(view, own | {signal.taken_by for signal in signals if signal.taken_by is not None})
+    for task in work:
+        if task.is_open:
+            raise _still_needed(gone[0], task)
+    if unknown := redactions.unsettled(view, [task.id for task in work]):
+        raise StillNeeded(
+            f"what call {min(unknown)} was made with is needed: nobody knows whether it took effect,"
+            " so an equal call must not simply run",
+            f"say what became of it: `brainhands settle {min(unknown)} ANSWER`",
+        )
+    # An input that was withdrawn has no message, only its end.
+    withdrawn = [row for row in gone if row["type"] == "submission_done" and row["payload"]["outcome"] == "cancelled"]
+    inputs = [*_ids(gone, "submission", "user_message"), *_ids(withdrawn, "submission", "submission_done")]
+    return Redaction(
+        seqs=tuple(row["seq"] for row in gone),
+        tasks=tuple(task.id for task in work),
+        inputs=tuple(SubmissionId(each) for each in inputs),
+        outputs=tuple(SubmissionId(each) for each in _ids(gone, "submission", "submission_done")),
+        approvals=tuple(ApprovalId(each) for each in _ids(gone, "approval", *QUESTIONS)),
+        signals=tuple(signal.id for signal in signals),
+    )
+
+
+def _refuse_open(gone: Sequence[Row], open_tasks: Iterable[Task]) -> None:
+    for task in open_tasks:
+        for row in gone:
+            if row["conversation_id"] in (None, task.conversation_id):
+                raise _still_needed(row, task)
+
+
+def _still_needed(row: Row, task: Task) -> StillNeeded:
+    return StillNeeded(
+        f"event {row['seq']} cannot be redacted while {task.kind} {task.id} is {task.status} and may read it",
+        "wait until it has ended, or cancel it: `brainhands cancel --task ID`",
+    )
+
+
+def _refuse_unless_at_rest(view: View) -> None:
+    still = [f"{task.kind} {task.id} is {task.status}" for task in view.open_tasks().values()]
+    still += [f"the input of submission {entry.submission_id} waits" for entry in view.inputs()]
+    if still:
+        more = f", and {len(still) - 3} more" if len(still) > 3 else ""
+        raise StillNeeded(
+            f"session {view.session.id} cannot be erased while it has open work: {'; '.join(still[:3])}{more}",
+            f"wait until it has ended, or cancel it: `brainhands cancel --session {view.session.id}`",
+        )
+
+
+def _ids(found: Sequence[Row], name: str, *types: str) -> list[UUID]:
+    """The ids that payloads of these types have under a name."""
+    return list(dict.fromkeys(UUID(row["payload"][name]) for row in found if row["type"] in types))
+
+
+def _call_ids(payload: dict[str, object]) -> list[object]:
+    """The model's calls that a payload is about."""
+    made = payload.get("calls")
+    found = [call["call_id"] for call in made] if isinstance(made, list) else [payload.get("call_id")]
+    return [call_id for call_id in found if call_id is not None]
+
+
+def _events(ledger: Ledger, session_id: SessionId) -> Iterable[Event]:
+    after = 0
+    while page := reads.event_page(ledger.database, session_id, after):
+        yield from page
+        after = page[-1].seq
+
+
+def _session(ledger: Ledger, tenant: str, session_id: SessionId) -> Session:
+    found = reads.session(ledger.database, tenant, session_id)
+    assert found is not None
+    return found
