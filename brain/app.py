@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from brain.agent import agents_in
+from brain.background import response_cancel_kind
 from brain.generation import generation_kind, intake_kind
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
@@ -13,12 +14,13 @@ from shared.runtime.settings import addresses, settings
 
 
 def load(_pool: str) -> Offering:
-    """What a Brain worker runs: generations of its agents."""
+    """What a Brain worker runs: generations of its agents, and what goes with them."""
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
     offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
-    return Offering(registry=registry((generation_kind(agents), intake_kind()), offers))
+    kinds = (generation_kind(agents), intake_kind(), response_cancel_kind())
+    return Offering(registry=registry(kinds, offers))
 
 
 celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")

@@ -32,3 +32,6 @@ careful = Agent(
     rules={"note": "deny", "echo": "ask", "batch": "ask"},
     request_seconds=20,
 )
+thoughtful = Agent(
+    name="thoughtful", version=1, instructions="Think it over.", tools=["echo"], background=True, request_seconds=60
+)
