@@ -15,6 +15,10 @@ OWN_KEYS = frozenset(
     {"model", "messages", "tools", "functions", "function_call", "stream", "stream_options", "n", "modalities", "audio"}
 )
 """Keys of a request that are not an agent's to set: they are made from the log, or the adapter depends on them."""
+OWN_BACKGROUND_KEYS = frozenset(
+    {"background", "store", "input", "instructions", "previous_response_id", "conversation"}
+)
+"""The same, where the request goes to the Responses API."""
 
 
 class Agent(BaseModel):
@@ -33,8 +37,10 @@ class Agent(BaseModel):
     """For a tool by name, whether its calls run, are asked about or are refused; a stricter rule of the tool counts."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
+    background: bool = False
+    """The provider works while nobody waits for it (the Responses API's background mode), and is asked now and then."""
     request_seconds: float = Field(600.0, gt=0, allow_inf_nan=False)
-    """How long one model call may take in all."""
+    """How long one model call may take in all, also in the background."""
     retries: int = Field(8, ge=0)
     """How often one request is sent again."""
     description: str | None = Field(None, min_length=1)
@@ -70,6 +76,12 @@ class Agent(BaseModel):
     def _rules_for_own_tools(self) -> Self:
         if unknown := sorted(self.rules.keys() - {tool.partition("@")[0] for tool in self.tools}):
             raise ValueError(f"rules for tools that it does not have: {', '.join(unknown)}")
+        return self
+
+    @model_validator(mode="after")
+    def _for_the_background(self) -> Self:
+        if self.background and (own := sorted(OWN_BACKGROUND_KEYS.intersection(self.options))):
+            raise ValueError(f"not an option in the background: {', '.join(own)}")
         return self
 
     @field_validator("options")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from brain.background import response_cancel_kind
 from brain.generation import generation_kind, intake_kind
 from brain.loading import agents_in
 from brain.subagent import agent_kind, agent_specs
@@ -14,12 +15,12 @@ from shared.runtime.settings import addresses, settings
 
 
 def load(_pool: str) -> Offering:
-    """What a Brain worker runs: generations of its agents."""
+    """What a Brain worker runs: generations of its agents, and what goes with them."""
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
     offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
-    kinds = (generation_kind(agents), intake_kind(), *map(agent_kind, agents.values()))
+    kinds = (generation_kind(agents), intake_kind(), response_cancel_kind(), *map(agent_kind, agents.values()))
     return Offering(registry=registry(kinds, offers), specs=agent_specs(agents.values()))
 
 

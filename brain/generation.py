@@ -1,10 +1,11 @@
 """The generation task: one model reply, durably.
 
-    prepare -> request -> (retry: sleeping) -> tools: waiting -> the next generation, or the answer
+    prepare -> request -> (retry: sleeping) | (poll: sleeping) -> tools: waiting -> the next generation, or the answer
 
 `prepare` pins what a retry must send again; it shares the claim's commit. `request` calls the model and commits the
-reply together with the calls it plans and the wait for them. `tools` closes the round: it ends this generation and
-hands the next one, prepared, to the same worker in one commit.
+reply together with the calls it plans and the wait for them; where the agent wants it, the provider works in the
+background meanwhile and `poll` asks how far it is (brain/background.py). `tools` closes the round: it ends this
+generation and hands the next one, prepared, to the same worker in one commit.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from brain import prompt
+from brain import background, prompt
 from brain.agent import Agent
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
-from brain.models import chat
+from brain.models import chat, responses
+from brain.models.provider import estimated_usage, required_key
 from brain.models.reply import Interrupted, ProviderError, Reply
 from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
@@ -27,6 +29,7 @@ from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel import calls, intake
+from shared.kernel.background import HANDLE
 from shared.kernel.backoff import backoff_seconds
 from shared.model.event import (
     ModelError,
@@ -71,6 +74,7 @@ def generation_kind(agents: Agents) -> Kind:
             "prepare": pinned_phase(partial(_prepare, agents, catalogue)),
             "request": request,
             "retry": request,
+            "poll": Phase(run=partial(_poll, agents, catalogue), seconds=lambda _task: background.PHASE_SECONDS),
             "tools": pinned_phase(partial(_close, agents, catalogue)),
         },
     )
@@ -211,33 +215,43 @@ def _pin(
     return Next("request", checkpoint=checkpoint)
 
 
-def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
-    """Call the model with the pinned request, and say what to store."""
-    task = run.task
+def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Answer | None = None) -> Step:
+    """Call the model with the pinned request, or take a response to it that has ended, and say what to store."""
+    task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
     agent = _agent(agents, request.agent, request.agent_version)
     events = _read_context(run, request)
     published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
     specs = [published[tool.name, tool.version] for tool in request.tools]
     body = prompt.render(events, request, specs)
-    digest = prompt.request_digest(body)
-    key = settings().openai_api_key
+    if ended is not None or agent.background:
+        body = responses.request_of(body)
+    digest = prompt.request_digest(body) if ended is None else run.task.checkpoint[HANDLE]["digest"]
+    base_url, seconds = settings().openai_base_url, agent.request_seconds
     try:
-        if key is None or not key.get_secret_value():
-            raise ProviderError("OPENAI_API_KEY is not set for this Brain worker", heals=False)
-        reply = chat.send(
-            body,
-            api_key=key.get_secret_value(),
-            base_url=settings().openai_base_url,
-            seconds=agent.request_seconds,
-            on_text=run.progress,
-            stop=lambda: run.cancelled or run.stopped,
-        )
+        if ended is None and agent.background:
+            answer = responses.create(body, api_key=required_key(), base_url=base_url, seconds=seconds)
+            if answer.pending:
+                return background.accepted(answer, task=task, agent=agent, body=body, digest=digest)
+            ended = answer
+        if ended is not None:
+            reply = responses.reply_of(ended, body)
+        else:
+            reply = chat.send(
+                body,
+                api_key=required_key(),
+                base_url=base_url,
+                seconds=seconds,
+                on_text=run.progress,
+                stop=lambda: run.cancelled or run.stopped,
+            )
     except Interrupted as cut:
         if run.cancelled:
             return Step(lambda _draft: Sleep(0, phase="retry"))
-        interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=chat.estimated_usage(body, cut.text))
-        return Step(partial(_store_interruption, task=task, agent=agent, event=interrupted, digest=digest))
+        usage = cut.usage or estimated_usage(body, cut.text)
+        interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
+        store = partial(_store_interruption, event=interrupted, heals=cut.heals)
+        return Step(partial(store, task=task, agent=agent, digest=digest))
     except ProviderError as error:
         return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
     if sum(len(text) for text in (reply.text, *(call.arguments for call in reply.calls))) > REPLY_CHARACTERS:
@@ -251,6 +265,27 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         prefix=f"call_{task.checkpoint['request_seq']}_{task.step}",
     )
     return Step(partial(_store_reply, task=task, agent=agent, reply=reply, decision=decision, digest=digest))
+
+
+def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
+    """Look at a response that the provider works on; once it has ended, go on as if it had just been said."""
+    seen = background.look(run.task)
+    if isinstance(seen, responses.Answer):
+        return _request(agents, catalogue, run, seen)
+    task = background.without_handle(run.task)
+    request = ModelRequest.model_validate(task.checkpoint["request"])
+    attempt = {
+        "task": task,
+        "agent": _agent(agents, request.agent, request.agent_version),
+        "digest": run.task.checkpoint[HANDLE]["digest"],
+    }
+
+    def give_up(draft: Draft, problem: Interrupted | ProviderError) -> Transition:
+        if isinstance(problem, ProviderError):
+            return _store_error(draft, error=problem, **attempt)
+        return _store_interruption(draft, event=background.interruption(run.task, problem), heals=True, **attempt)
+
+    return Step(partial(background.go_on, task=run.task, seen=seen, give_up=give_up))
 
 
 def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
@@ -267,7 +302,9 @@ def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
     ]
 
 
-def _store_interruption(draft: Draft, *, task: Task, agent: Agent, event: ModelInterrupted, digest: str) -> Transition:
+def _store_interruption(
+    draft: Draft, *, task: Task, agent: Agent, event: ModelInterrupted, digest: str, heals: bool
+) -> Transition:
     draft.event(
         event,
         causes=[task.checkpoint["request_seq"]],
@@ -275,7 +312,7 @@ def _store_interruption(draft: Draft, *, task: Task, agent: Agent, event: ModelI
         tokens_in=event.usage.tokens_in,
         tokens_out=event.usage.tokens_out,
     )
-    error = ProviderError(f"the reply was cut: {event.reason}", heals=True)
+    error = ProviderError(f"the reply was cut: {event.reason}", heals=heals)
     return _store_error(draft, task=task, agent=agent, error=error, digest=digest)
 
 

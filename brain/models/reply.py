@@ -33,12 +33,17 @@ class Reply:
 
 
 class Interrupted(BrainhandsError):
-    """The model may have worked on the request, but no terminal marker was seen; `text` is what it had said."""
+    """The model may have worked on the request, but there is no whole reply; `text` is what it had said.
 
-    def __init__(self, text: str, reason: str) -> None:
+    `usage` is what the provider counted, None where it did not, `heals` says that the same request may be sent again.
+    """
+
+    def __init__(self, text: str, reason: str, *, usage: Usage | None = None, heals: bool = True) -> None:
         super().__init__(f"the model's reply was interrupted: {reason}")
         self.text = text
         self.reason = reason
+        self.usage = usage
+        self.heals = heals
 
 
 class ProviderError(BrainhandsError):

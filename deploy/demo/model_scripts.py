@@ -38,6 +38,13 @@ class Fault(StrEnum):
     EMPTY = "empty"
     CONTENT_FILTER = "content_filter"
     LENGTH = "length"
+    # Of the Responses API, where CUT and HANG concern the creating request: the response is there all the same.
+    NOT_FOUND = "404"
+    FORGOTTEN = "forgotten"  # accepted, and then nobody knows it
+    STUCK = "stuck"  # in progress until it is cancelled
+    FAILED = "failed"  # ends so, with `error_code`
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +77,9 @@ class Reply:
     """How many equal requests meet the fault before the rest of the reply is played; None: all."""
     retry_after: float | None = None
     chunks: int = 0
+    looks: tuple[str, ...] = ()
+    """What each look at a background response shows before it has ended: `queued`, `in_progress`, or a fault."""
+    error_code: str = "server_error"
 
 
 Script = Callable[[Request], Reply]
@@ -95,6 +105,7 @@ def reply_of(step: dict[str, Any]) -> Reply:
             **step,
             "calls": tuple(Call(**call) for call in step.get("calls", ())),
             "fault": Fault(step["fault"]) if "fault" in step else None,
+            "looks": tuple(step.get("looks", ())),
         }
         return Reply(**fields)
     except TypeError as problem:

@@ -1,10 +1,14 @@
-"""The demo's model provider: OpenAI-compatible chat completions that say what a script says.
+"""The demo's model provider: OpenAI-compatible chat completions and responses that say what a script says.
 
-    POST /v1/chat/completions   needs any bearer token; `stream` true or false
+    POST /v1/chat/completions       needs any bearer token, as all of /v1 does; `stream` true or false
+    POST /v1/responses              not streamed; `background` true or false
+    GET  /v1/responses/ID
+    POST /v1/responses/ID/cancel
     GET  /v1/models
     GET  /healthz
-    GET  /requests              {"requests": [{at, headers, body, finished}, ...]}: `finished` when all was sent
-    POST /reset                 forgets the requests and how often each fault was played
+    GET  /requests                  {"requests": [{at, headers, body, finished}, ...]}: `finished` when all was sent
+    GET  /responses                 {"responses": [{id, body, looks, cancels}, ...]}: how often each was asked about
+    POST /reset                     forgets all of these and how often each fault was played
 
 The request's `model` names the script; a name without one gets `converse`. Like the providers it stands for, the server
 refuses a transcript with an unanswered call or an answer without its call.
@@ -25,6 +29,8 @@ from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
 from tornado.web import Application
 
+from deploy.demo import model_responses
+from deploy.demo.model_responses import Stored, as_chat
 from deploy.demo.model_scripts import Call, Fault, Message, Reply, Request, Script, converse
 from deploy.demo.web import JsonHandler, ThreadedServer, application, serve
 
@@ -39,6 +45,7 @@ REFUSALS: dict[Fault, tuple[int, str, str]] = {
     Fault.INSUFFICIENT_QUOTA: (429, "insufficient_quota", "The quota is used up."),
     Fault.SERVER_ERROR: (500, "server_error", "The server failed."),
     Fault.UNAVAILABLE: (503, "overloaded", "The server is overloaded."),
+    Fault.NOT_FOUND: (404, "not_found", "There is no such response."),
     Fault.CONTEXT_LENGTH: (400, "context_length_exceeded", "The messages exceed the model's context length."),
 }
 
@@ -55,6 +62,7 @@ class Received:
 class Provider:
     scripts: Mapping[str, Script]
     received: list[Received] = field(default_factory=list)
+    responses: dict[str, Stored] = field(default_factory=dict)
     faults_played: Counter[bytes] = field(default_factory=Counter)
 
     def reply(self, request: Request) -> Reply:
@@ -72,33 +80,73 @@ class _Handler(JsonHandler):
         self.provider = provider
 
 
-class _Completions(_Handler):
-    async def post(self) -> None:
-        received = self._note()
-        with suppress(StreamClosedError):  # the client has gone: the request stays unfinished
-            received.finished = await self._play()
+class _Player(_Handler):
+    """Plays what a script says to a request."""
 
-    def _note(self) -> Received:
+    async def post(self) -> None:
         headers = {name: value for name, value in self.request.headers.get_all() if name != "Authorization"}
         received = Received(at=time.time(), headers=headers, body=self.request.body)
         self.provider.received.append(received)
-        return received
+        with suppress(StreamClosedError):  # the client has gone: the request stays unfinished
+            received.finished = await self._play()
 
     async def _play(self) -> bool:
-        if not self.request.headers.get("Authorization", "").removeprefix("Bearer ").strip():
-            return await self._refuse(401, "invalid_api_key", "No bearer token.")
-        request = self.body()
+        raise NotImplementedError
+
+    async def _reply(self, request: Request) -> Reply | None:
+        """Return what to play now; None where the request was refused, and is answered."""
+        if not await self._known():
+            return None
         if problem := transcript_problem(request.get("messages")):
-            return await self._refuse(400, "invalid_messages", problem)
+            await self._refuse(400, "invalid_messages", problem)
+            return None
         try:
             reply = self.provider.reply(request)
         except ValueError as problem:
-            return await self._refuse(400, "invalid_script", str(problem))
+            await self._refuse(400, "invalid_script", str(problem))
+            return None
         await self._pause(reply.delay)
         if reply.fault in REFUSALS:
-            if reply.retry_after is not None:
-                self.set_header("Retry-After", str(reply.retry_after))
-            return await self._refuse(*REFUSALS[reply.fault])
+            await self._fail(reply.fault, reply.retry_after)
+            return None
+        return reply
+
+    async def _known(self) -> bool:
+        if self.request.headers.get("Authorization", "").removeprefix("Bearer ").strip():
+            return True
+        await self._refuse(401, "invalid_api_key", "No bearer token.")
+        return False
+
+    async def _fail(self, fault: Fault, retry_after: float | None) -> bool:
+        if retry_after is not None:
+            self.set_header("Retry-After", str(retry_after))
+        return await self._refuse(*REFUSALS[fault])
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, and raise StreamClosedError if the client leaves meanwhile."""
+        if seconds:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.gone.wait(), seconds)
+                raise StreamClosedError
+
+    async def _break_off(self, fault: Fault) -> bool:
+        if fault is Fault.HANG:
+            await self.gone.wait()
+            raise StreamClosedError
+        self.detach().close()
+        return False
+
+    async def _refuse(self, status: int, code: str, message: str) -> bool:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        return await self.answer(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+
+class _Completions(_Player):
+    async def _play(self) -> bool:
+        request = self.body()
+        reply = await self._reply(request)
+        if reply is None:
+            return True
         if request.get("stream"):
             return await self._stream(request, reply)
         if reply.fault in (Fault.CUT, Fault.HANG):
@@ -132,23 +180,60 @@ class _Completions(_Handler):
             self.write(event)
             await self.flush()
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait, and raise StreamClosedError if the client leaves meanwhile."""
-        if seconds:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.gone.wait(), seconds)
-                raise StreamClosedError
 
-    async def _break_off(self, fault: Fault) -> bool:
-        if fault is Fault.HANG:
-            await self.gone.wait()
-            raise StreamClosedError
-        self.detach().close()
-        return False
+class _Responses(_Player):
+    async def _play(self) -> bool:
+        request = self.body()
+        try:
+            chat = as_chat(request)
+        except ValueError as problem:
+            return await self._refuse(400, "invalid_request", str(problem))
+        reply = await self._reply(chat)
+        if reply is None:
+            return True
+        usage = _usage(reply, len(self.request.body))
+        stored = Stored(body=request, reply=shaped(reply), usage=usage, left=list(reply.looks))
+        self.provider.responses[stored.id] = stored
+        if reply.fault in (Fault.CUT, Fault.HANG):
+            return await self._break_off(reply.fault)
+        return await self.answer(200, stored.created())
 
-    async def _refuse(self, status: int, code: str, message: str) -> bool:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        return await self.answer(status, {"error": {"message": message, "type": kind, "param": None, "code": code}})
+
+class _Response(_Player):
+    """One response: a look at it, and with /cancel the end of it."""
+
+    async def get(self, id: str, _action: str) -> None:
+        stored = await self._stored(id)
+        if stored is None:
+            return
+        stored.looks += 1
+        sight = stored.left.pop(0) if stored.left else None
+        if sight in (None, *model_responses.PENDING):
+            await self.answer(200, stored.shown(sight))
+        elif sight == Fault.CUT:
+            await self._break_off(Fault.CUT)
+        else:
+            await self._fail(Fault(sight), stored.reply.retry_after)
+
+    async def post(self, id: str, _action: str) -> None:  # type: ignore[override]
+        stored = await self._stored(id)
+        if stored is None:
+            return
+        if not stored.body.get("background"):
+            await self._refuse(400, "invalid_request", "Only a response in the background can be cancelled.")
+            return
+        stored.cancels += 1
+        await self.answer(200, stored.cancel())
+
+    async def _stored(self, id: str) -> Stored | None:
+        """Return the response, or answer that there is none."""
+        if not await self._known():
+            return None
+        stored = self.provider.responses.get(id)
+        if stored is None or stored.reply.fault is Fault.FORGOTTEN:
+            await self._fail(Fault.NOT_FOUND, None)
+            return None
+        return stored
 
 
 class _Models(_Handler):
@@ -169,9 +254,15 @@ class _Requests(_Handler):
         await self.answer(200, {"requests": requests})
 
 
+class _StoredResponses(_Handler):
+    async def get(self) -> None:
+        await self.answer(200, {"responses": [stored.counts() for stored in self.provider.responses.values()]})
+
+
 class _Reset(_Handler):
     async def post(self) -> None:
         self.provider.received.clear()
+        self.provider.responses.clear()
         self.provider.faults_played.clear()
         await self.answer(200, {"ok": True})
 
@@ -298,9 +389,12 @@ def model_application(scripts: Mapping[str, Script]) -> Application:
     return application(
         [
             ("/v1/chat/completions", _Completions, provider),
+            ("/v1/responses", _Responses, provider),
+            ("/v1/responses/([^/]+)(/cancel)?", _Response, provider),
             ("/v1/models", _Models, provider),
             ("/healthz", _Health, provider),
             ("/requests", _Requests, provider),
+            ("/responses", _StoredResponses, provider),
             ("/reset", _Reset, provider),
         ]
     )

@@ -26,6 +26,7 @@ STYLES = {
     "tool_call_interrupted": "yellow",
     "model_error": "red",
     "model_interrupted": "yellow",
+    "model_cancelled": "yellow",
     "task_recovered": "yellow",
     "task_failed": "red",
     "task_blocked": "yellow",
@@ -73,6 +74,10 @@ def summary(type: str, payload: dict[str, Any] | None) -> str:
             return str(payload["agent"])
         case "model_request":
             return f"{payload['model']}, context up to {payload['cutoff']}"
+        case "model_accepted":
+            return f"{payload['response_id']} is {payload['status']} at the provider"
+        case "model_cancelled":
+            return f"{payload['response_id']}: {payload['error'] or payload['status']}"
         case "model_output":
             called = [call["name"] for call in payload["calls"]]
             said = payload["refusal"] or payload["text"]

@@ -24,10 +24,15 @@ Decide: TypeAlias = "Callable[[Draft], Transition]"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a phase came to. `evidence` is kept in the attempt's row if the commit is refused (a late tool result)."""
+    """What a phase came to.
+
+    If the commit is refused, `evidence` is kept in the attempt's row (a late tool result), and `left_behind` fills a
+    commit of its own, in the name of nobody (work begun elsewhere that must be stopped there).
+    """
 
     decide: Decide
     evidence: Json = None
+    left_behind: Callable[[Draft], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

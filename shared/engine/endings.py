@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from shared.kernel import moves, recovery
+from shared.kernel import background, moves, recovery
 from shared.kernel.intake import GENERATION
 from shared.model.event import (
     ModelInterrupted,
@@ -17,7 +17,7 @@ from shared.model.event import (
     ToolEvent,
     Usage,
 )
-from shared.model.ids import SubmissionId
+from shared.model.ids import SubmissionId, new_task_id
 from shared.model.json import Json
 from shared.model.task import Fail, Outcome, Status, Task
 
@@ -52,16 +52,32 @@ def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> No
 def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
     """What a model request showed before it was cut stays as a record; its tokens are an estimate."""
     shown = _shown(draft, task)
-    usage = Usage(tokens_out=len(shown) // 4, estimated=True)
+    handle = background.handle(task)
+    usage = Usage(tokens_in=handle["tokens_in"] if handle else 0, tokens_out=len(shown) // 4, estimated=True)
     payload = ModelInterrupted(text=shown, reason=reason, usage=usage)
     request = task.checkpoint.get("request_seq")
-    draft.event(payload, causes=[request] if request else task.causes, task=task, tokens_out=usage.tokens_out)
+    draft.event(
+        payload,
+        causes=[request] if request else task.causes,
+        task=task,
+        tokens_in=usage.tokens_in or None,
+        tokens_out=usage.tokens_out,
+    )
+
+
+def give_up_response(draft: Draft, generation: Task) -> None:
+    """Nobody waits any more for what the provider works on for this generation: a task of its own has it stop."""
+    if handle := background.handle(generation):
+        draft.add(background.response_cancel_task(new_task_id(), generation, handle["response_id"], now=draft.now))
 
 
 def fail(draft: Draft, task: Task, error: str) -> None:
     """End a task that its own code cannot end, and close what it leaves open."""
     seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=task.causes, task=task)
     if task.kind == GENERATION:
+        if background.handle(task):
+            keep_partial_text(draft, task, error)
+            give_up_response(draft, task)
         end_generation(draft, task, Outcome.FAILED, causes=[seq], error=error)
         draft.finish(task, Outcome.FAILED, error=error)
     elif recovery.effect_is_unknown(task):
@@ -75,8 +91,9 @@ def fail(draft: Draft, task: Task, error: str) -> None:
 
 def cancel(draft: Draft, task: Task) -> None:
     """End a task for a cancel; a call whose intent is stored may have acted, and ends as unknown."""
-    if task.status is Status.RUNNING and recovery.asked_the_model(task):
+    if background.handle(task) or (task.status is Status.RUNNING and recovery.asked_the_model(task)):
         keep_partial_text(draft, task, "cancelled")
+    give_up_response(draft, task)
     draft.close_question(task)
     seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=task.causes, task=task)
     if recovery.effect_is_unknown(task):

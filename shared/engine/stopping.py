@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from shared.engine import cancellation, endings
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.kernel.background import RESPONSE_CANCEL
 from shared.kernel.intake import GENERATION
 from shared.model.commit import Commit
 from shared.model.event import CancelRequested
@@ -86,7 +87,8 @@ def _cancel(
     tried: list[Commit] = []
 
     def fill(view: View) -> Commit | None:
-        open_tasks = view.open_tasks()
+        # What has a provider stop is not stopped itself.
+        open_tasks = {task.id: task for task in view.open_tasks().values() if task.kind != RESPONSE_CANCEL}
         wanted = roots(open_tasks.values())
         waiting = [entry for entry in view.inputs() if inputs(entry)]
         if not wanted and not waiting:

@@ -22,6 +22,7 @@ from shared.engine.keeper import Keeper
 from shared.engine.ledger import Ledger
 from shared.engine.run import Run
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
+from shared.kernel import background
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json, clean_text
@@ -45,6 +46,10 @@ RESERVED_SECONDS = 10.0
 
 class _MustEnd(Exception):
     """The task is to be cancelled, and its phase did not end it: nothing more is made under it."""
+
+    def __init__(self, checkpoint: Json) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
 
 
 class Worker:
@@ -170,7 +175,7 @@ class Worker:
             step = kind.phases[task.phase].run(run)
             run.end()
             move = partial(self._move, owned=task, kind=kind, step=step, run=run)
-            return self._commit(task, move, step.evidence)
+            return self._commit(task, move, step)
         except THEIRS:
             raise
         except Exception as error:
@@ -179,15 +184,15 @@ class Worker:
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None)
 
-    def _commit(self, task: Task, decide: Callable[[Draft], None], evidence: Json) -> Task | None:
+    def _commit(self, task: Task, decide: Callable[[Draft], None], step: Step | None) -> Task | None:
         def fill(view: View) -> Commit:
             draft = Draft(view, self._origin)
             try:
                 decide(draft)
-            except _MustEnd:
+            except _MustEnd as unfinished:
                 draft = Draft(view, self._origin)
                 draft.record_step(task, progress=None, deadline=None)
-                endings.cancel(draft, view.tasks[task.id])
+                endings.cancel(draft, background.with_handle_of(view.tasks[task.id], unfinished.checkpoint))
             return draft.freeze()
 
         guard = Guard(task_id=task.id, fence=task.fence, step=task.step)
@@ -195,7 +200,8 @@ class Worker:
             commit = self._ledger.apply(task.session_id, [task.id], fill, guard=guard, seconds=self._patience(task))
         except StaleWrite as error:
             log.warning("write_refused", task=task.id, fence=task.fence, reason=error)
-            self._keep_evidence(task, evidence)
+            if step is not None:
+                self._keep_refused(task, step)
             self.keeper.drop(task.id, task.fence)
             return None
         assert commit is not None
@@ -210,7 +216,7 @@ class Worker:
         transition = step.decide(draft)
         ends = isinstance(transition, Final) and draft.handed_on is None
         if draft.task(owned.id).cancel_wanted and not ends:
-            raise _MustEnd
+            raise _MustEnd(None if isinstance(transition, Final) else transition.checkpoint)
         owned = draft.task(owned.id)
         steps.move(
             draft,
@@ -252,6 +258,16 @@ class Worker:
         cancelled = partial(self.keeper.cancelled, task.id, task.fence)
         return Run(task, self.database, self._soft_database, stopped, cancelled, look)
 
-    def _keep_evidence(self, task: Task, evidence: Json) -> None:
-        if evidence is not None:
-            self.database.run_patiently(attempts.write_late_result(task.id, task.fence, evidence))
+    def _keep_refused(self, task: Task, step: Step) -> None:
+        """What must not be lost of a step whose commit was refused."""
+        if step.evidence is not None:
+            self.database.run_patiently(attempts.write_late_result(task.id, task.fence, step.evidence))
+        if step.left_behind is not None:
+            left_behind = step.left_behind
+
+            def fill(view: View) -> Commit:
+                draft = Draft(view, self._origin)
+                left_behind(draft)
+                return draft.freeze()
+
+            self._ledger.apply(task.session_id, [], fill, seconds=self._lease_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.kernel.background import RESPONSE_CANCEL
 from shared.kernel.intake import GENERATION, INTAKE
 from shared.model.task import Task
 
@@ -29,4 +30,4 @@ def asked_the_model(task: Task) -> bool:
 
 def is_call(task: Task) -> bool:
     """Whether the task is a tool call or a flow, whose end is a tool event."""
-    return task.kind not in (GENERATION, INTAKE)
+    return task.kind not in (GENERATION, INTAKE, RESPONSE_CANCEL)

@@ -105,6 +105,28 @@ class Usage(BaseModel):
     estimated: bool = False
 
 
+class ModelAccepted(Payload):
+    """The provider works on a request in the background; from here on only this response is asked about."""
+
+    event_type = "model_accepted"
+    response_id: str
+    status: str
+    """In the provider's words, such as `queued`."""
+    request_digest: str
+    give_up_at: datetime
+    """How long it is waited for."""
+
+
+class ModelCancelled(Payload):
+    """The provider was told to stop a response that nobody waits for any more, or could not be told (`error`)."""
+
+    event_type = "model_cancelled"
+    response_id: str
+    status: str | None = None
+    """In the provider's words, such as `cancelled`, or `completed` where that came first."""
+    error: str | None = None
+
+
 class ModelOutput(Payload):
     event_type = "model_output"
     text: str
@@ -369,6 +391,8 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         UserMessage,
         TaskGiven,
         ModelRequest,
+        ModelAccepted,
+        ModelCancelled,
         ModelOutput,
         ModelInterrupted,
         ModelError,

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from brain.models.chat import estimated_usage, send
+from brain.models.chat import send
+from brain.models.provider import estimated_usage
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
 from deploy.demo.model_server import start
 from shared.model.event import Usage

@@ -30,8 +30,10 @@ def test_a_phase_runs_again_until_the_restart_limit(attempts: int, limit: int, a
         ("generation", "prepare", False, False),
         ("generation", "request", False, True),
         ("generation", "retry", False, True),
+        ("generation", "poll", False, False),
         ("generation", "tools", False, False),
         ("intake", "admit", False, False),
+        ("response_cancel", "cancel", False, False),
     ],
 )
 def test_only_what_may_have_acted_is_taken_for_unknown(kind: str, phase: str, unknown: bool, asked: bool) -> None:
@@ -39,7 +41,7 @@ def test_only_what_may_have_acted_is_taken_for_unknown(kind: str, phase: str, un
 
     assert recovery.effect_is_unknown(found) is unknown
     assert recovery.asked_the_model(found) is asked
-    assert recovery.is_call(found) is (kind not in ("generation", "intake"))
+    assert recovery.is_call(found) is (kind not in ("generation", "intake", "response_cancel"))
 
 
 @pytest.mark.promise("E6", "F11")

@@ -72,3 +72,6 @@ nester = Agent(
     tools=["nester"],
     request_seconds=20,
 )
+thoughtful = Agent(
+    name="thoughtful", version=1, instructions="Think it over.", tools=["echo"], background=True, request_seconds=60
+)

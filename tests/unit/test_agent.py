@@ -41,6 +41,7 @@ def test_an_agent_needs_a_name_a_version_and_instructions() -> None:
 
     assert (agent.model, agent.tools, agent.options) == (None, [], {})
     assert (agent.request_seconds, agent.retries, agent.rounds) == (600, 8, 50)
+    assert agent.background is False
 
 
 def test_an_agent_takes_tools_and_options() -> None:

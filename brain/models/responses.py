@@ -1,0 +1,281 @@
+"""The adapter to the Responses API in background mode: create, look, cancel, each one short request.
+
+The provider works on after `create` has returned, and who knows the response's id asks for it with `retrieve`. The
+request is that of Chat Completions, translated by `request_of`, and what comes of it is the same `Reply`. Response
+objects are read as plain dicts, so that an item of a kind that nobody knows here breaks nothing: it is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import quote
+
+import httpx2
+
+from brain.models.provider import (
+    counted_usage,
+    estimated_usage,
+    open_stream,
+    provider_error,
+    retry_after,
+    text_of,
+)
+from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from shared.model.event import Usage
+from shared.model.json import clean_text
+
+ENDED = frozenset({"completed", "incomplete", "failed", "cancelled", "expired"})
+"""Statuses in which nothing more comes; in any other one the provider is taken to work on it still."""
+
+LONGEST_ANSWER = 16 * 1024 * 1024
+"""Bytes; a response repeats instructions and tools of its request."""
+
+TEXT_OPTIONS = {"response_format": "format", "verbosity": "verbosity"}
+"""Options of Chat Completions that belong under `text` here, and their names there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A response as the provider shows it; `retry_after` is in seconds."""
+
+    content: dict[str, Any]
+    retry_after: float | None = None
+
+    @property
+    def response_id(self) -> str:
+        return str(self.content.get("id") or "")
+
+    @property
+    def status(self) -> str:
+        return str(self.content.get("status") or "unknown")
+
+    @property
+    def pending(self) -> bool:
+        return self.status not in ENDED
+
+
+def create(body: dict[str, Any], *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+    """Have the provider begin with a request. Raises Interrupted, if it may have begun, and ProviderError."""
+    kept = {**body, "background": True, "store": True}
+    answer = _ask("POST", "/responses", kept, api_key=api_key, base_url=base_url, seconds=seconds)
+    if not answer.response_id.strip("."):
+        raise Interrupted("", "the provider gave the response no id")
+    return answer
+
+
+def retrieve(response_id: str, *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+    """The response as it is now. Raises Interrupted, if the answer was lost, and ProviderError."""
+    path = f"/responses/{quote(response_id, safe='')}"
+    return _ask("GET", path, None, api_key=api_key, base_url=base_url, seconds=seconds)
+
+
+def cancel(response_id: str, *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+    """Have the provider stop; a response that has ended stays as it is. Raises Interrupted and ProviderError."""
+    path = f"/responses/{quote(response_id, safe='')}/cancel"
+    return _ask("POST", path, None, api_key=api_key, base_url=base_url, seconds=seconds)
+
+
+def _ask(
+    method: Literal["GET", "POST"],
+    path: str,
+    body: dict[str, Any] | None,
+    *,
+    api_key: str,
+    base_url: str | None,
+    seconds: float,
+) -> Answer:
+    deadline = time.monotonic() + seconds
+    with open_stream(method, path, body, api_key=api_key, base_url=base_url, seconds=seconds) as stream:
+        text = _read(stream.response, deadline)
+        asked_for = retry_after(stream.response.headers)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise Interrupted("", "the provider's answer makes no sense")
+    return Answer(content=content, retry_after=asked_for)
+
+
+def _read(response: httpx2.Response, deadline: float) -> bytes:
+    text = bytearray()
+    try:
+        for piece in response.iter_bytes():
+            text += piece
+            if len(text) > LONGEST_ANSWER:
+                raise ProviderError(f"the answer has more than {LONGEST_ANSWER:,} bytes", heals=False)
+            if time.monotonic() >= deadline:
+                raise Interrupted("", "the deadline has passed")
+    except httpx2.TimeoutException:
+        raise Interrupted("", "the provider fell silent") from None
+    except (httpx2.RequestError, ssl.SSLError) as lost:
+        raise Interrupted("", f"the connection was lost ({type(lost).__name__})") from None
+    return bytes(text)
+
+
+def request_of(chat: dict[str, Any]) -> dict[str, Any]:
+    """A Chat Completions body as one of the Responses API: pure, and options that both have get their names here.
+
+    An option that only one of them has is passed on as it is.
+    """
+    instructions, messages = _without_instructions(chat["messages"])
+    body: dict[str, Any] = {"input": [item for message in messages for item in _items(message)]}
+    if instructions:
+        body["instructions"] = instructions
+    if "tools" in chat:
+        # Left out, `strict` would be true here and false there.
+        body["tools"] = [{"strict": False, **_flat(tool)} for tool in chat["tools"]]
+    for name, value in chat.items():
+        if name not in ("messages", "tools"):
+            _set_option(body, name, value)
+    return body
+
+
+def _without_instructions(messages: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    if messages and messages[0]["role"] == "system":
+        return messages[0]["content"], messages[1:]
+    return "", messages
+
+
+def _items(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if message["role"] == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
+        return
+    if message["content"] is not None:
+        yield {"type": "message", "role": message["role"], "content": message["content"]}
+    for call in message.get("tool_calls", ()):
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
+
+
+def _set_option(body: dict[str, Any], name: str, value: Any) -> None:
+    match name:
+        case "max_completion_tokens" | "max_tokens":
+            body["max_output_tokens"] = value
+        case "reasoning_effort":
+            body["reasoning"] = {**body.get("reasoning", {}), "effort": value}
+        case "response_format" | "verbosity":
+            body["text"] = {**body.get("text", {}), TEXT_OPTIONS[name]: _flat(value)}
+        case "reasoning" | "text" if isinstance(value, dict):
+            body[name] = {**body.get(name, {}), **value}
+        case "logprobs":
+            if value:
+                body["include"] = [*body.get("include", ()), "message.output_text.logprobs"]
+        case "include":
+            body["include"] = [*body.get("include", ()), *value]
+        case "tool_choice":
+            body["tool_choice"] = _flat(value)
+        case _:
+            body[name] = value
+
+
+def _flat(value: Any) -> Any:
+    """What Chat Completions nests under the name of its type, such as `{"type": "function", "function": {...}}`."""
+    if not isinstance(value, dict) or not isinstance(value.get(value.get("type")), dict):
+        return value
+    inner = value[value["type"]]
+    if isinstance(inner.get("tools"), list):
+        inner = {**inner, "tools": [_flat(tool) for tool in inner["tools"]]}
+    return {"type": value["type"], **inner}
+
+
+def reply_of(answer: Answer, body: dict[str, Any]) -> Reply:
+    """What a response came to that has ended; `body` is its request.
+
+    Raises Interrupted where the model may have worked on it and there is no whole reply, and ProviderError where it
+    failed without a trace of work.
+    """
+    content = answer.content
+    usage = counted_usage(content.get("usage"), "input", "output")
+    try:
+        said = _said(content.get("output") or ())
+        reason = _finish_reason(answer, said)
+        model, response_id = clean_text(text_of(content.get("model"))), clean_text(answer.response_id)
+    except (ValueError, TypeError, AttributeError, LookupError):
+        raise Interrupted("", "the response makes no sense", usage=usage) from None
+    if reason is None:
+        raise _unfinished(answer, said.text, usage)
+    everything = "".join((said.text, said.refusal, *(call.name + call.arguments for call in said.calls)))
+    return Reply(
+        text=said.text,
+        calls=said.calls,
+        finish_reason=reason,
+        refusal=said.refusal or None,
+        usage=usage or estimated_usage(body, everything),
+        model=model,
+        response_id=response_id or None,
+        logprobs=said.logprobs,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Said:
+    """The output items of a response, as far as they are known here."""
+
+    text: str
+    refusal: str
+    calls: tuple[RawCall, ...]
+    logprobs: tuple[tuple[str, float], ...]
+
+
+def _said(output: Iterable[Any]) -> _Said:
+    messages: list[str] = []
+    refusals: list[str] = []
+    calls: list[RawCall] = []
+    logprobs: list[tuple[str, float]] = []
+    for item in output:
+        match item.get("type"):
+            case "message":
+                parts = item.get("content") or ()
+                messages.append(
+                    "".join(text_of(part.get("text")) for part in parts if part.get("type") == "output_text")
+                )
+                refusals += [text_of(part.get("refusal")) for part in parts if part.get("type") == "refusal"]
+                logprobs += [_logprob(token) for part in parts for token in part.get("logprobs") or ()]
+            case "function_call":
+                calls.append(_call(item))
+            case _:
+                pass  # Reasoning and what the provider's own tools did: no part of the dialogue.
+    # A model may say something beside its calls and something else in the end; these are messages of their own.
+    text = "\n\n".join(filter(None, messages))
+    return _Said(
+        text=clean_text(text), refusal=clean_text("".join(refusals)), calls=tuple(calls), logprobs=tuple(logprobs)
+    )
+
+
+def _logprob(token: dict[str, Any]) -> tuple[str, float]:
+    return clean_text(text_of(token.get("token"))), float(token["logprob"])
+
+
+def _call(item: dict[str, Any]) -> RawCall:
+    arguments = item.get("arguments") or ""
+    return RawCall(
+        provider_id=clean_text(text_of(item.get("call_id"))),
+        name=clean_text(text_of(item.get("name"))),
+        arguments=clean_text(arguments if isinstance(arguments, str) else json.dumps(arguments)),
+    )
+
+
+def _finish_reason(answer: Answer, said: _Said) -> str | None:
+    """Why a reply ended, in the words of Chat Completions; None for a response that came to no reply."""
+    if answer.status == "completed":
+        return "tool_calls" if said.calls else "stop"
+    if answer.status == "incomplete":
+        reason = text_of((answer.content.get("incomplete_details") or {}).get("reason"))
+        return "length" if reason == "max_output_tokens" else clean_text(reason) or "incomplete"
+    return None
+
+
+def _unfinished(answer: Answer, text: str, usage: Usage | None) -> Interrupted | ProviderError:
+    if answer.status != "failed":
+        # Whoever cancelled it at the provider does not want it to be asked for again.
+        heals = answer.status != "cancelled"
+        return Interrupted(text, f"the response is {answer.status} at the provider", usage=usage, heals=heals)
+    error = provider_error(answer.content.get("error") or "the response failed", None, None, "")
+    if error.overflow or not (text or usage):
+        return error
+    return Interrupted(text, f"the response failed: {error}", usage=usage, heals=error.heals)
