@@ -7,8 +7,10 @@ import sys
 import typer
 
 from shared.cli.approvals import approvals, approve, deny, review, settle
+from shared.cli.awake import awake
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
+from shared.cli.fork import fork
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.show import sessions, show
 from shared.cli.signal import signal
@@ -44,6 +46,8 @@ for command in (
     watch,
     sessions,
     show,
+    awake,
+    fork,
     verify,
     doctor,
 ):

@@ -90,6 +90,8 @@ def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
         f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events,"
         f" {view.tokens_in} tokens in, {view.tokens_out} out"
     )
+    if head.forked_from is not None:
+        out.print(f"forked from session {head.forked_from} at event {head.forked_at}")
     _title(out, "conversations")
     for each in view.conversations:
         version = "" if each.agent_version is None else f"@{each.agent_version}"

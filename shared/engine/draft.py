@@ -336,6 +336,10 @@ class Draft:
             seq=self.session.last_seq,
         )
 
+    def copy_document(self, stored: StoredDocument) -> None:
+        """Take a document over as another session had it, with its version."""
+        self._documents[stored.name] = replace(stored, session_id=self.session.id)
+
     def accept(self, submission: Submission) -> None:
         self._new_submissions.append(submission)
 
@@ -397,22 +401,22 @@ class Draft:
             entry.submission_id, Outcome.CANCELLED, causes=(), conversation_id=entry.conversation_id, error=reason
         )
 
-    def take_next_input(self, conversation_id: ConversationId) -> None:
+    def take_next_input(self, conversation_id: ConversationId) -> Task | None:
         """Admit the oldest input that waits for the conversation, unless a generation of it is open."""
         if any(
             task.kind == intake.GENERATION and task.conversation_id == conversation_id and task.is_open
             for task in self._new_tasks.values()
         ):
-            return
+            return None
         conversation, entry, active = self.view.conversation(conversation_id)
         ended = any(
             task.kind == intake.GENERATION and task.conversation_id == conversation_id and not task.is_open
             for task in self._after.values()
         )
         if entry is None or (active and not ended):
-            return
+            return None
         self._inbox_taken.append(entry.submission_id)
-        self.admit(conversation, entry.submission_id, entry.text)
+        return self.admit(conversation, entry.submission_id, entry.text)
 
     def freeze(self) -> Commit:
         """Settle what follows from the draft and give the commit."""
@@ -425,7 +429,7 @@ class Draft:
             new_session=self._new_session,
             conversations=tuple(self._conversations),
             events=tuple(self._events),
-            documents=tuple(self._documents.values()),
+            documents=tuple(replace(each, seq=self.session.last_seq) for each in self._documents.values()),
             new_tasks=tuple(self._new_tasks.values()),
             changes=tuple(
                 TaskChange(before=self._before[task_id], after=after)

@@ -38,7 +38,7 @@ class Document(BaseModel):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredDocument:
-    """One version of a document; `seq` is the last event before the commit that wrote it was complete."""
+    """One version of a document; `seq` is the last event of the commit that wrote it."""
 
     session_id: SessionId
     name: str

@@ -20,6 +20,11 @@ class Session:
     last_hash: bytes
     last_at: datetime
     created_at: datetime
+    forked_from: SessionId | None = None
+    """The session whose own log has the event at `forked_at`, from where this one goes on."""
+    forked_at: int | None = None
+    fork_request: bytes | None = None
+    """The digest of the request that made this fork."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +36,8 @@ class Conversation:
     owner_id: TaskId | None
     agent: str
     agent_version: int | None
+    continues: ConversationId | None = None
+    """The conversation of the past that this one goes on with, in a fork."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

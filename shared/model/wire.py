@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from shared.model.approval import Approval
+from shared.model.awake import AwakeReceipt
 from shared.model.event import Event
+from shared.model.fork import ForkReceipt
 from shared.model.json import Json
 from shared.model.session import Conversation, Session
 from shared.model.signal import SignalReceipt
@@ -52,6 +54,8 @@ def session(value: Session) -> dict[str, Json]:
         "last_seq": value.last_seq,
         "last_at": _time(value.last_at),
         "last_hash": value.last_hash.hex(),
+        "forked_from": _id(value.forked_from),
+        "forked_at": value.forked_at,
     }
 
 
@@ -61,6 +65,7 @@ def conversation(value: Conversation) -> dict[str, Json]:
         "owner": _id(value.owner_id),
         "agent": value.agent,
         "agent_version": value.agent_version,
+        "continues": _id(value.continues),
     }
 
 
@@ -128,6 +133,25 @@ def signal_receipt(value: SignalReceipt) -> dict[str, Json]:
         "session_id": _id(value.session_id),
         "request_id": value.request_id,
         "taken": value.taken,
+    }
+
+
+def fork_receipt(value: ForkReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "forked_from": _id(value.forked_from),
+        "at": value.at,
+        "request_id": value.request_id,
+        "head": value.head,
+    }
+
+
+def awake_receipt(value: AwakeReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "request_id": value.request_id,
+        "moved": [each.model_dump() for each in value.moved],
+        "seq": value.seq,
     }
 
 
