@@ -211,6 +211,7 @@ def _pin(
         "request": request.model_dump(mode="json"),
         "retries": 0,
         "joined": [*task.input.get("joined", []), *(str(submission) for submission, _ in joined)],
+        **({} if conversation.continues is None else {"continues": str(conversation.continues)}),
     }
     return Next("request", checkpoint=checkpoint)
 
@@ -290,7 +291,14 @@ def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
 
 def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
     assert run.task.conversation_id is not None
-    found = reads.context(run.database, run.task.session_id, run.task.conversation_id, request.cutoff, CONTEXT_TYPES)
+    found = reads.context(
+        run.database,
+        run.task.session_id,
+        run.task.conversation_id,
+        request.cutoff,
+        CONTEXT_TYPES,
+        continues="continues" in run.task.checkpoint,
+    )
     return [
         prompt.ContextEvent(
             seq=row["seq"],

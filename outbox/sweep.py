@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from shared.engine import endings
 from shared.engine.draft import Draft, Origin
 from shared.engine.ledger import Ledger
+from shared.engine.settling import settle
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
-from shared.kernel import moves
 from shared.model.commit import Commit
-from shared.model.event import TaskBlocked, TaskUnblocked
 from shared.model.ids import ConversationId, SessionId
-from shared.model.task import Status, Task
 from shared.runtime.logs import logger
 from shared.store import due, workers
 from shared.store.database import TRANSIENT, Row
-from shared.store.due import NO_WORKER, Due
+from shared.store.due import Due
 from shared.store.view import View
 
 log = logger(__name__)
@@ -85,41 +82,8 @@ class Sweep:
             log.info("swept", session=session_id, due=",".join(sorted({row["due"] for row in candidates})))
 
     def _judge(self, draft: Draft, row: Row) -> None:
-        kind = Due(row["due"])
-        if kind is Due.INPUT:
+        due = Due(row["due"])
+        if due is Due.INPUT:
             draft.take_next_input(ConversationId(row["subject"]))
-            return
-        task = draft.view.tasks.get(row["subject"])
-        if task is None:
-            return
-        match kind:
-            case Due.WAKE if task.status is Status.SLEEPING and task.wake_at is not None and task.wake_at <= draft.now:
-                draft.change(moves.wake(task))
-            case Due.EXPIRE if task.status is Status.RUNNING and task.lease_until and task.lease_until < draft.now:
-                endings.end_attempt(draft, task, _how_it_ended(draft, task), self._restart_limit)
-            case Due.READY if _waits_for_tasks(task) and not draft.view.open_dependencies(task.id):
-                draft.end_wait(task)
-            case Due.MISS if task.signal_name is not None and task.wake_at is not None and task.wake_at <= draft.now:
-                draft.miss_signal(task)
-            case Due.COMPLETE if task.status is Status.COMPLETING and not draft.view.open_children(task.id):
-                assert task.outcome is not None
-                draft.finish(task, task.outcome, result=task.result, error=task.error)
-            case Due.BLOCK if task.status is Status.PENDING and task.blocked is None:
-                reason = row["reason"] or f"{NO_WORKER} {task.requires}"
-                draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=task.causes, task=task)
-                draft.change(moves.block(task, reason))
-            case Due.UNBLOCK if task.status is Status.PENDING and task.blocked is not None:
-                draft.event(TaskUnblocked(kind=task.kind), causes=task.causes, task=task)
-                draft.change(moves.unblock(task))
-            case _:
-                pass
-
-
-def _how_it_ended(draft: Draft, task: Task) -> str:
-    if task.deadline is not None and task.deadline <= draft.now:
-        return "it ran past its deadline"
-    return "its worker died or was cut off"
-
-
-def _waits_for_tasks(task: Task) -> bool:
-    return task.status is Status.WAITING and task.signal_name is None
+        elif (task := draft.view.tasks.get(row["subject"])) is not None:
+            settle(draft, task, due, restart_limit=self._restart_limit, reason=row["reason"])

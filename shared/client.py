@@ -22,7 +22,7 @@ import sqlalchemy
 from sqlalchemy import text
 
 from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance, answering, redacting, signalling, stopping
+from shared.engine import acceptance, answering, awaking, forking, redacting, signalling, stopping
 from shared.engine.answering import AnswerReceipt
 from shared.engine.ledger import Ledger
 from shared.errors import (
@@ -36,10 +36,12 @@ from shared.errors import (
     UnknownSubmission,
     UnknownTask,
 )
-from shared.kernel.verify import Flaw, check, read_head
+from shared.kernel.verify import Flaw, check, read_head, said_to_be_gone
 from shared.model.approval import Answer, Approval
+from shared.model.awake import AwakeReceipt
 from shared.model.document import RESERVED, DocumentVersion, StoredDocument
 from shared.model.event import Event
+from shared.model.fork import ForkReceipt
 from shared.model.ids import (
     ApprovalId,
     SessionId,
@@ -52,11 +54,12 @@ from shared.model.ids import (
 )
 from shared.model.json import Json, clean, clean_text, digest
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
+from shared.model.session import Session
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
 from shared.model.task import Task
-from shared.runtime.settings import addresses
-from shared.store import derived, documents, reads
+from shared.runtime.settings import addresses, settings
+from shared.store import derived, documents, lineage, reads
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
@@ -144,10 +147,13 @@ class Client:
         return found
 
     def events(self, session: SessionId | UUID | str, after: int = 0) -> list[Event]:
-        """All committed events of a session after a seq, in order. Raises UnknownSession."""
-        session_id = self._known(session)
+        """All committed events of a session after a seq, in order; a fork has those of its past too.
+
+        Raises UnknownSession.
+        """
+        parts = lineage.parts(self._database, self._found(session))
         events: list[Event] = []
-        while page := reads.event_page(self._database, session_id, events[-1].seq if events else after):
+        while page := reads.event_page(self._database, parts, events[-1].seq if events else after):
             events += page
         return events
 
@@ -200,11 +206,12 @@ class Client:
 
     def watch(self, session: SessionId | UUID | str, after: int = 0) -> Iterator[Event]:
         """Each committed event after a seq, once and in order, then live, for as long as the caller iterates."""
-        session_id = self._known(session)
-        bell = SessionBell(self._redis_url, session_id)
+        found = self._found(session)
+        parts = lineage.parts(self._database, found)
+        bell = SessionBell(self._redis_url, found.id)
         try:
             while True:
-                page = _or_later(partial(reads.event_page, self._database, session_id, after)) or []
+                page = _or_later(partial(reads.event_page, self._database, parts, after)) or []
                 for event in page:
                     after = event.seq
                     yield event
@@ -239,8 +246,15 @@ class Client:
         A chain cannot show by itself that its end is missing or that all of it was computed anew: against that, `head`
         (`SEQ:HASH`, as receipts and `show` give it) is what the log was known to say at that seq.
         """
-        view = self.session(session)
-        return check(self.events(session), view.session, None if head is None else read_head(head))
+        found = self._found(session)
+        gone = {
+            seq: by
+            for part in lineage.parts(self._database, found)[:-1]
+            for seq, by in said_to_be_gone(reads.taken_out_later(self._database, part)).items()
+            if seq <= part.up_to
+        }
+        events = [event for event in self.events(session) if event.seq <= found.last_seq]
+        return check(events, found, None if head is None else read_head(head), gone)
 
     def cancel(
         self,
@@ -367,6 +381,33 @@ class Client:
             self._ledger, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who)
         )
 
+    def awake(self, session: SessionId | UUID | str, request_id: str | None = None) -> AwakeReceipt:
+        """Drive a session on from its last commit, at once; the receipt says what had to be moved for that.
+
+        Harmless at any time: what is under way, sleeps or waits for a person is left alone, and where all is in order
+        nothing is written. The same request_id again gets the receipt of what it moved. Raises UnknownSession.
+        """
+        return awaking.awake(
+            self._ledger,
+            self._known(session),
+            str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            restart_limit=settings().restart_limit,
+        )
+
+    def fork(self, session: SessionId | UUID | str, at: int, request_id: str | None = None) -> ForkReceipt:
+        """A new session that goes on from the end of the last commit at or before event `at` of another one.
+
+        It has the shared past, the documents and the token use as of then. What was open there is not carried over:
+        nothing runs in it until the next input, which goes on from there. The same request_id again gets the first
+        fork. Raises BadInput and its kinds (RequestConflict, UnknownSession), and RequestInProgress.
+        """
+        return forking.fork(
+            self._ledger,
+            self._found(session),
+            at,
+            str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+        )
+
     def close(self) -> None:
         """Give back the connections."""
         self._database.close()
@@ -424,10 +465,14 @@ class Client:
         return found
 
     def _known(self, session: SessionId | UUID | str) -> SessionId:
+        return self._found(session).id
+
+    def _found(self, session: SessionId | UUID | str) -> Session:
         session_id = SessionId(_uuid(session, "session"))
-        if reads.session(self._database, self.tenant, session_id) is None:
+        found = reads.session(self._database, self.tenant, session_id)
+        if found is None:
             raise UnknownSession(session_id)
-        return session_id
+        return found
 
 
 def _driver(connection: CallerConnection) -> Connection:

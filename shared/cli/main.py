@@ -7,9 +7,11 @@ import sys
 import typer
 
 from shared.cli.approvals import approvals, approve, deny, review, settle
+from shared.cli.awake import awake
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.document import document
+from shared.cli.fork import fork
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.redact import erase, redact
 from shared.cli.show import sessions, show
@@ -47,6 +49,8 @@ for command in (
     sessions,
     show,
     document,
+    awake,
+    fork,
     verify,
     redact,
     erase,

@@ -92,6 +92,8 @@ def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
     )
     if head.erased_at is not None:
         out.print(Text(f"erased {_moment(head.erased_at)}", style="magenta"))
+    if head.forked_from is not None:
+        out.print(f"forked from session {head.forked_from} at event {head.forked_at}")
     _title(out, "conversations")
     for each in view.conversations:
         version = "" if each.agent_version is None else f"@{each.agent_version}"

@@ -72,6 +72,10 @@ def summary(type: str, payload: dict[str, Any] | None) -> str:
             return str(payload["text"])
         case "session_created" | "system_prompt_set":
             return str(payload["agent"])
+        case "session_forked":
+            return f"from event {payload['at']} of session {payload['forked_from']}"
+        case "session_resumed":
+            return ", ".join(each["done"].replace("_", " ") for each in payload["moved"])
         case "model_request":
             return f"{payload['model']}, context up to {payload['cutoff']}"
         case "model_accepted":

@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
     """A new session with its first message, generation and hint, in one commit."""
     try:
-        commit = _patiently(
+        commit = patiently(
             ledger, lambda transaction: commits.create(transaction, lambda now: _new_session(submission, now))
         )
     except (StaleWrite, psycopg.errors.UniqueViolation):
@@ -49,7 +49,7 @@ def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
 
 def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
     """Input for a session that exists."""
-    submission, earlier = _patiently(ledger, lambda transaction: _look_up(transaction, submission))
+    submission, earlier = patiently(ledger, lambda transaction: _look_up(transaction, submission))
     if earlier is not None:
         return receipt(earlier)
 
@@ -121,13 +121,13 @@ def receipt(submission: Submission, commit: Commit | None = None) -> Receipt:
 
 
 def _earlier(ledger: Ledger, submission: Submission) -> Receipt:
-    found = _patiently(ledger, lambda transaction: find(transaction, submission))
+    found = patiently(ledger, lambda transaction: find(transaction, submission))
     if found is None:
         raise RequestInProgress(submission.request_id)
     return receipt(found)
 
 
-def _patiently(ledger: Ledger, work: Callable[[Transaction], Result]) -> Result:
+def patiently(ledger: Ledger, work: Callable[[Transaction], Result]) -> Result:
     """What a transaction gives, tried again over lost connections for a while. Raises ServerUnavailable."""
     pause = Pause(PATIENCE_SECONDS)
     while True:

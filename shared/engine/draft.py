@@ -352,6 +352,10 @@ class Draft:
             seq=self.session.last_seq,
         )
 
+    def copy_document(self, stored: StoredDocument) -> None:
+        """Take a document over as another session had it, with its version."""
+        self._documents[stored.name] = replace(stored, session_id=self.session.id)
+
     def accept(self, submission: Submission) -> None:
         self._new_submissions.append(submission)
 
@@ -417,27 +421,27 @@ class Draft:
             entry.submission_id, Outcome.CANCELLED, causes=(), conversation_id=entry.conversation_id, error=reason
         )
 
-    def take_next_input(self, conversation_id: ConversationId) -> None:
+    def take_next_input(self, conversation_id: ConversationId) -> Task | None:
         """Admit the oldest input that waits for the conversation, unless a generation of it is open."""
         if any(
             task.kind == intake.GENERATION and task.conversation_id == conversation_id and task.is_open
             for task in self._new_tasks.values()
         ):
-            return
+            return None
         conversation, entry, active = self.view.conversation(conversation_id)
         ended = any(
             task.kind == intake.GENERATION and task.conversation_id == conversation_id and not task.is_open
             for task in self._after.values()
         )
         if entry is None or (active and not ended):
-            return
+            return None
         if self.session.erased_at is not None:
             # A caller's transaction that was open while the session was erased brought it.
             self.withdraw(entry, reason="the session was erased")
             self.redact(Redaction(inputs=(entry.submission_id,)))
-            return
+            return None
         self._inbox_taken.append(entry.submission_id)
-        self.admit(conversation, entry.submission_id, entry.text)
+        return self.admit(conversation, entry.submission_id, entry.text)
 
     def freeze(self) -> Commit:
         """Settle what follows from the draft and give the commit."""

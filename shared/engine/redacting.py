@@ -22,9 +22,11 @@ from shared.model.session import Session
 from shared.model.task import Task
 from shared.store import reads, redactions
 from shared.store.database import Row
+from shared.store.lineage import NO_END, LogPart
 from shared.store.view import View
 
 KEPT = {
+    "session_forked": "it says what the session goes on from",
     "system_prompt_set": "every later request of its conversation stands on it",
     "events_redacted": "it says what was redacted",
     "session_erased": "it says what was erased",
@@ -80,6 +82,7 @@ def erase(ledger: Ledger, tenant: str, session_id: SessionId, *, reason: str, wh
         if view.session.erased_at is not None:
             return None
         _refuse_unless_at_rest(view)
+        _refuse_with_forks(view)
         draft = Draft(view, NOBODY)
         draft.event(SessionErased(through=view.session.last_seq, reason=reason, who=who), causes=())
         draft.redact(Redaction(whole=True))
@@ -112,6 +115,11 @@ def _to_redact(view: View, seqs: Sequence[int]) -> list[Row]:
     """The events named that still have content, with the ends of submissions that repeat an answer among them."""
     found = redactions.named(view, seqs)
     if missing := sorted(set(seqs) - {row["seq"] for row in found}):
+        source, cut = view.session.forked_from, view.session.forked_at
+        if source is not None and cut is not None and missing[0] <= cut:
+            raise BadInput(
+                f"event {missing[0]} is in the log that this session was forked from", f"redact it in {source}"
+            )
         raise BadInput(f"session {view.session.id} has no event {missing[0]}", "`brainhands show` lists its events")
     wanted = [row for row in found if row["redacted_at"] is None]
     for row in wanted:
@@ -185,6 +193,14 @@ def _refuse_unless_at_rest(view: View) -> None:
         )
 
 
+def _refuse_with_forks(view: View) -> None:
+    if forks := redactions.forks_of(view):
+        raise StillNeeded(
+            f"session {view.session.id} cannot be erased while {len(forks)} forks of it have its log as their past",
+            f"erase them first: `brainhands erase {forks[0]} --reason ... --yes`",
+        )
+
+
 def _ids(found: Sequence[Row], name: str, *types: str) -> list[UUID]:
     """The ids that payloads of these types have under a name."""
     return list(dict.fromkeys(UUID(row["payload"][name]) for row in found if row["type"] in types))
@@ -198,8 +214,8 @@ def _call_ids(payload: dict[str, object]) -> list[object]:
 
 
 def _events(ledger: Ledger, session_id: SessionId) -> Iterable[Event]:
-    after = 0
-    while page := reads.event_page(ledger.database, session_id, after):
+    after, own = 0, [LogPart(session_id=session_id, up_to=NO_END)]
+    while page := reads.event_page(ledger.database, own, after):
         yield from page
         after = page[-1].seq
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,10 +39,18 @@ def read_head(text: str) -> tuple[int, bytes]:
         raise BadInput(f"{text!r} is no head", "a head is SEQ:HASH, as a receipt gives it") from None
 
 
-def check(events: Sequence[Event], session: Session, head: tuple[int, bytes] | None) -> Flaw | None:
-    """The first flaw of a whole log, checked against the session's own head and one known from elsewhere."""
+def check(
+    events: Sequence[Event],
+    session: Session,
+    head: tuple[int, bytes] | None,
+    gone_elsewhere: Mapping[int, int] | None = None,
+) -> Flaw | None:
+    """The first flaw of a whole log, checked against the session's own head and one known from elsewhere.
+
+    `gone_elsewhere` are events of a fork's past whose content was taken out after the cut, as `said_to_be_gone` has it.
+    """
     previous = GENESIS
-    gone = _said_to_be_gone(events)
+    gone = {**(gone_elsewhere or {}), **said_to_be_gone(events)}
     for place, event in enumerate(events, start=1):
         if flaw := _flaw(event, place, previous, gone.get(event.seq)):
             return Flaw(seq=place, problem=flaw)
@@ -56,7 +64,7 @@ def check(events: Sequence[Event], session: Session, head: tuple[int, bytes] | N
     return None
 
 
-def _said_to_be_gone(events: Sequence[Event]) -> dict[int, int]:
+def said_to_be_gone(events: Sequence[Event]) -> dict[int, int]:
     """The events whose content a later one says was taken out, each with the seq of that later one."""
     gone: dict[int, int] = {}
     for event in events:

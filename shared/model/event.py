@@ -39,6 +39,32 @@ class SessionCreated(Payload):
     tenant: str
 
 
+class SessionForked(Payload):
+    """The first event of a fork: the events up to `at`, whose last one has this hash, are its past."""
+
+    event_type = "session_forked"
+    forked_from: str
+    at: int
+    hash: str
+
+
+class MovedTask(BaseModel):
+    """A task that an `awake` moved: its status before (None: it was made), and what was done."""
+
+    model_config = ConfigDict(frozen=True)
+    task: str
+    was: str | None
+    done: str
+
+
+class SessionResumed(Payload):
+    """Somebody asked for a session to be driven on, and something had to be moved for that."""
+
+    event_type = "session_resumed"
+    request_id: str
+    moved: list[MovedTask]
+
+
 class SystemPromptSet(Payload):
     event_type = "system_prompt_set"
     agent: str
@@ -387,6 +413,8 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
     (payload.event_type, payload.event_version): payload
     for payload in (
         SessionCreated,
+        SessionForked,
+        SessionResumed,
         SystemPromptSet,
         UserMessage,
         TaskGiven,

@@ -22,6 +22,11 @@ class Session:
     created_at: datetime
     erased_at: datetime | None = None
     """Since when its content is gone; it takes no more input."""
+    forked_from: SessionId | None = None
+    """The session whose own log has the event at `forked_at`, from where this one goes on."""
+    forked_at: int | None = None
+    fork_request: bytes | None = None
+    """The digest of the request that made this fork."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +38,8 @@ class Conversation:
     owner_id: TaskId | None
     agent: str
     agent_version: int | None
+    continues: ConversationId | None = None
+    """The conversation of the past that this one goes on with, in a fork."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from shared.model.approval import Approval
+from shared.model.awake import AwakeReceipt
 from shared.model.document import DocumentVersion, StoredDocument
 from shared.model.event import Event
+from shared.model.fork import ForkReceipt
 from shared.model.json import Json
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Conversation, Session
@@ -56,6 +58,8 @@ def session(value: Session) -> dict[str, Json]:
         "last_at": _time(value.last_at),
         "last_hash": value.last_hash.hex(),
         "erased_at": _time(value.erased_at),
+        "forked_from": _id(value.forked_from),
+        "forked_at": value.forked_at,
     }
 
 
@@ -65,6 +69,7 @@ def conversation(value: Conversation) -> dict[str, Json]:
         "owner": _id(value.owner_id),
         "agent": value.agent,
         "agent_version": value.agent_version,
+        "continues": _id(value.continues),
     }
 
 
@@ -132,6 +137,25 @@ def signal_receipt(value: SignalReceipt) -> dict[str, Json]:
         "session_id": _id(value.session_id),
         "request_id": value.request_id,
         "taken": value.taken,
+    }
+
+
+def fork_receipt(value: ForkReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "forked_from": _id(value.forked_from),
+        "at": value.at,
+        "request_id": value.request_id,
+        "head": value.head,
+    }
+
+
+def awake_receipt(value: AwakeReceipt) -> dict[str, Json]:
+    return {
+        "session_id": _id(value.session_id),
+        "request_id": value.request_id,
+        "moved": [each.model_dump() for each in value.moved],
+        "seq": value.seq,
     }
 
 

@@ -322,7 +322,7 @@ def _additions(commit: Commit) -> list[Call]:
     calls = [SAVE_CONVERSATION(**rows.conversation_row(each)) for each in commit.conversations]
     calls += [insert_submission(each).must_touch(1) for each in commit.new_submissions]
     calls += [INSERT_TASK(**rows.task_row(each)) for each in commit.new_tasks]
-    calls += [INSERT_EVENT(**rows.event_row(each)) for each in commit.events]
+    calls += [INSERT_EVENT(**rows.event_row(each), commit_seq=commit.session.last_seq) for each in commit.events]
     calls += [INSERT_DOCUMENT(**rows.document_row(each)) for each in commit.documents]
     if commit.waits_over:
         calls.append(END_WAITS(ids=list(commit.waits_over)))

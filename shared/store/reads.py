@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, literal, literal_column, select
+from sqlalchemy import ARRAY, BigInteger, Integer, Text, any_, bindparam, func, literal, literal_column, select, true
 from sqlalchemy import cast as sql_cast
 
 from shared.model.approval import Approval
@@ -16,8 +16,9 @@ from shared.model.session import Conversation, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
-from shared.store import documents, rows
+from shared.store import documents, lineage, rows
 from shared.store.database import Call, Database, Result, Row, Statement
+from shared.store.lineage import LOG, LogPart
 from shared.store.tables import (
     approvals,
     conversations,
@@ -33,7 +34,7 @@ from shared.store.tables import (
 OBSERVER_SECONDS = 2.0
 """How long a read for somebody outside is tried again."""
 
-_EVENT = [column for column in events.c if column.name != "payload"] + [
+_EVENT = [column for column in events.c if column.name not in ("payload", "commit_seq")] + [
     sql_cast(events.c.payload, Text).label("payload_text")
 ]
 LOOK = Statement(
@@ -43,6 +44,7 @@ LOOK = Statement(
         conversations.c.owner_id.label("conversation_owner"),
         conversations.c.agent,
         conversations.c.agent_version,
+        conversations.c.continues,
         select(inbox.c.position)
         .where(inbox.c.conversation_id == tasks.c.conversation_id, inbox.c.mode == "steer")
         .exists()
@@ -76,9 +78,22 @@ RESULTS_AFTER = Statement(
 )
 EVENTS = Statement(
     select(*_EVENT)
-    .where(events.c.session_id == bindparam("session_id"), events.c.seq > bindparam("after"))
+    .where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.seq > bindparam("after"),
+        events.c.seq <= bindparam("up_to"),
+    )
     .order_by(events.c.seq)
     .limit(bindparam("most", type_=Integer))
+)
+TAKEN_OUT = Statement(
+    select(*_EVENT)
+    .where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.seq > bindparam("after"),
+        events.c.type.in_([literal_column("'events_redacted'"), literal_column("'session_erased'")]),
+    )
+    .order_by(events.c.seq)
 )
 SESSION = Statement(
     select(sessions).where(sessions.c.id == bindparam("session_id"), sessions.c.tenant == bindparam("tenant"))
@@ -142,11 +157,16 @@ _ABOVE = (
 )
 _ABOVE = _ABOVE.union_all(select(tasks.c.owner_id, tasks.c.kind).join(_ABOVE, tasks.c.id == _ABOVE.c.owner_id))
 AGENTS_ABOVE = Statement(select(func.count().label("agents")).where(_ABOVE.c.kind.startswith("agent:")))
+_USED = (
+    select(func.sum(events.c.tokens_in).label("tokens_in"), func.sum(events.c.tokens_out).label("tokens_out"))
+    .where(events.c.session_id == LOG.c.session_id, events.c.seq <= LOG.c.up_to)
+    .lateral("used")
+)
 USAGE = Statement(
     select(
-        func.coalesce(func.sum(events.c.tokens_in), 0).label("tokens_in"),
-        func.coalesce(func.sum(events.c.tokens_out), 0).label("tokens_out"),
-    ).where(events.c.session_id == bindparam("session_id"))
+        sql_cast(func.coalesce(func.sum(_USED.c.tokens_in), 0), BigInteger).label("tokens_in"),
+        sql_cast(func.coalesce(func.sum(_USED.c.tokens_out), 0), BigInteger).label("tokens_out"),
+    ).select_from(LOG.join(_USED, true()))
 )
 
 
@@ -167,14 +187,19 @@ def look(database: Database, task_id: TaskId) -> Look | None:
     if result.first is None:
         return None
     row = dict(result.first)
-    hints, owner, agent, version, steered = (
-        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "steered")
+    hints, owner, agent, version, continues, steered = (
+        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "continues", "steered")
     )
     task = rows.task(row)
     conversation = None
     if task.conversation_id is not None:
         conversation = Conversation(
-            id=task.conversation_id, session_id=task.session_id, owner_id=owner, agent=agent, agent_version=version
+            id=task.conversation_id,
+            session_id=task.session_id,
+            owner_id=owner,
+            agent=agent,
+            agent_version=version,
+            continues=continues,
         )
     return Look(task=task, conversation=conversation, hints=hints, steered=steered)
 
@@ -191,12 +216,27 @@ def context(
     conversation_id: ConversationId,
     cutoff: int,
     types: Sequence[str],
+    *,
+    continues: bool = False,
 ) -> list[Row]:
-    """The events of these types up to the cutoff, in order: rows (seq, type, version, payload)."""
-    (result,) = database.run(
-        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(types))
+    """The events of these types up to the cutoff, in order: rows (seq, type, version, payload).
+
+    A conversation that `continues` one of the past has its events too.
+    """
+    parts = lineage.past_of_conversation(database, conversation_id) if continues else []
+    results = database.run(
+        *(
+            CONTEXT(
+                session_id=part.session_id,
+                conversation_id=part.conversation_id,
+                cutoff=part.up_to,
+                types=list(types),
+            )
+            for part in parts
+        ),
+        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(types)),
     )
-    return result.rows
+    return [row for result in results for row in result.rows]
 
 
 def task(database: Database, task_id: TaskId) -> Task | None:
@@ -229,9 +269,20 @@ def session(database: Database, tenant: str, session_id: SessionId) -> Session |
     return None if result.first is None else rows.session(result.first)
 
 
-def event_page(database: Database, session_id: SessionId, after: int, most: int = 500) -> list[Event]:
-    """Events after a seq, in order, no more than `most`."""
-    (result,) = _read(database, EVENTS(session_id=session_id, after=after, most=most))
+def event_page(database: Database, parts: Sequence[LogPart], after: int, most: int = 500) -> list[Event]:
+    """Events of a log after a seq, in order, no more than `most`."""
+    calls: list[Call] = []
+    for part in parts:
+        if after < part.up_to and most > 0:
+            calls.append(EVENTS(session_id=part.session_id, after=after, up_to=part.up_to, most=most))
+            most -= part.up_to - after
+            after = part.up_to
+    return [rows.event(row) for result in _read(database, *calls) for row in result.rows]
+
+
+def taken_out_later(database: Database, part: LogPart) -> list[Event]:
+    """The events behind a part of a log, in its own session, that say what was taken out of that session."""
+    (result,) = _read(database, TAKEN_OUT(session_id=part.session_id, after=part.up_to))
     return [rows.event(row) for row in result.rows]
 
 
@@ -279,7 +330,7 @@ class SessionView:
 
 
 def usage(database: Database, session_id: SessionId) -> tuple[int, int]:
-    """Tokens into and out of the model in a session, estimates of interrupted calls included."""
+    """Tokens into and out of the model in a session and its past, estimates of interrupted calls included."""
     (result,) = database.run(USAGE(session_id=session_id))
     assert result.first is not None
     return int(result.first["tokens_in"]), int(result.first["tokens_out"])

@@ -21,7 +21,7 @@ from sqlalchemy import literal_column as sql
 
 from shared.model.commit import Commit, Redaction
 from shared.model.event import GONE, REDACTED
-from shared.model.ids import SignalId, TaskId
+from shared.model.ids import SessionId, SignalId, TaskId
 from shared.model.signal import Signal
 from shared.model.task import Task
 from shared.store import rows
@@ -125,6 +125,11 @@ _WORK = _NAMED_WORK.union(
 WITH_OWNERS = Statement(
     select(tasks).where(tasks.c.session_id == _SESSION, tasks.c.id.in_(select(_WORK.c.id))).order_by(tasks.c.id)
 )
+FORKS = Statement(
+    select(sessions.c.id)
+    .where(sessions.c.forked_from == _SESSION, sessions.c.erased_at.is_(None))
+    .order_by(sessions.c.id)
+)
 SIGNALS = Statement(select(signals).where(signals.c.id == any_(_IDS)).order_by(signals.c.id))
 
 
@@ -150,6 +155,12 @@ def unsettled(view: View, ids: Iterable[TaskId]) -> set[TaskId]:
     """Those of the tasks that are calls of which nobody knows whether they took effect."""
     (result,) = view.run(UNSETTLED(ids=list(ids)))
     return {row["id"] for row in result.rows}
+
+
+def forks_of(view: View) -> list[SessionId]:
+    """Sessions that have this one's log as their past, and are not erased themselves."""
+    (result,) = view.run(FORKS(session_id=view.session.id))
+    return [row["id"] for row in result.rows]
 
 
 def signals_of(view: View, ids: Iterable[SignalId]) -> list[Signal]:

@@ -57,9 +57,15 @@ sessions = Table(
     Column("last_at", Time, nullable=False),
     Column("created_at", Time, nullable=False),
     Column("erased_at", Time),
+    Column("forked_from", Uuid, ForeignKey(f"{SCHEMA}.sessions.id")),
+    Column("forked_at", Integer),
+    Column("fork_request", LargeBinary),
     CheckConstraint("last_seq >= 0", name="last_seq"),
     CheckConstraint("octet_length(last_hash) = 32", name="last_hash"),
+    CheckConstraint("(forked_from IS NULL) = (forked_at IS NULL) AND last_seq > forked_at", name="fork"),
     Index(None, "tenant", "created_at"),
+    Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
+    Index("sessions_fork_request_idx", "fork_request", unique=True, postgresql_where=text("fork_request IS NOT NULL")),
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -71,6 +77,7 @@ conversations = Table(
     Column("owner_id", Uuid),
     Column("agent", Text, nullable=False),
     Column("agent_version", Integer),
+    Column("continues", Uuid),
     Index(None, "session_id"),
 )
 
@@ -97,6 +104,7 @@ events = Table(
     Column("prev_hash", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     Column("redacted_at", Time),
+    Column("commit_seq", Integer),
     PrimaryKeyConstraint("session_id", "seq"),
     CheckConstraint("seq > 0", name="seq"),
     CheckConstraint("causes = '{}' OR (0 < ALL (causes) AND seq > ALL (causes))", name="causes_are_earlier"),

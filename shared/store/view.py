@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Uuid, and_, any_, bindparam, func, literal_column, or_, select
+from sqlalchemy import ARRAY, Text, Uuid, and_, any_, bindparam, func, literal_column, or_, select
 
 from shared.errors import UnknownSession
 from shared.model.approval import Approval
@@ -18,7 +18,18 @@ from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import documents, rows
 from shared.store.database import Call, Result, Row, Statement, Transaction
-from shared.store.tables import approvals, attempts, conversations, inbox, sessions, signals, tasks, waits
+from shared.store.tables import (
+    approvals,
+    attempts,
+    conversations,
+    events,
+    inbox,
+    outbox,
+    sessions,
+    signals,
+    tasks,
+    waits,
+)
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -128,6 +139,14 @@ NEXT_SIGNAL = Statement(
     .order_by(signals.c.seq)
     .limit(1)
 )
+RESUMED = Statement(
+    select(events.c.seq, events.c.payload).where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.type == "session_resumed",
+        events.c.payload.op("->>")("request_id") == bindparam("request_id", type_=Text),
+    )
+)
+HINTS = Statement(select(outbox.c.task_id, outbox.c.parked).where(outbox.c.task_id == any_(_IDS)))
 ACTIVE_GENERATION = Statement(
     select(tasks.c.id).where(
         tasks.c.conversation_id == bindparam("conversation_id"),
@@ -248,6 +267,16 @@ class View:
         """The oldest such signal that nobody has taken."""
         (result,) = self._open.run(NEXT_SIGNAL(session_id=self.session.id, name=name, key=key))
         return None if result.first is None else rows.signal(result.first)
+
+    def resumed(self, request_id: str) -> Row | None:
+        """The seq and the payload of the event that an earlier `awake` of this request_id stored."""
+        (result,) = self._open.run(RESUMED(session_id=self.session.id, request_id=request_id))
+        return result.first
+
+    def hints(self, ids: Sequence[TaskId]) -> dict[TaskId, str | None]:
+        """The tasks among these that have a hint, with the reason why it is set aside, if it is."""
+        (result,) = self._open.run(HINTS(ids=list(ids)))
+        return {row["task_id"]: row["parked"] for row in result.rows}
 
     def steering(self, conversation_id: ConversationId) -> list[Inbox]:
         """Inputs that shall join the conversation's present work, oldest first."""

@@ -37,6 +37,9 @@ class Snapshot:
     sessions: dict[UUID, Row]
     conversations: dict[UUID, Row]
     events: dict[UUID, list[Event]]
+    """Each session's own events; a fork has those of its past before them."""
+    commit_ends: dict[tuple[UUID, int], int | None]
+    """The last seq of the commit of each event."""
     tasks: dict[UUID, Row]
     attempts: dict[UUID, list[Row]]
     waits: list[Row]
@@ -73,8 +76,10 @@ def read(database_url: str) -> Snapshot:
             return connection.execute(f"SELECT {columns} FROM brainhands.{table} ORDER BY {order}").fetchall()
 
         events: dict[UUID, list[Event]] = defaultdict(list)
+        commit_ends: dict[tuple[UUID, int], int | None] = {}
         for row in rows("events", "*, payload::text AS payload_text", "session_id, seq"):
             del row["payload"]
+            commit_ends[row["session_id"], row["seq"]] = row.pop("commit_seq")
             events[row["session_id"]].append(Event(**{**row, "causes": tuple(row["causes"])}))
         attempts: dict[UUID, list[Row]] = defaultdict(list)
         for row in rows("attempts", order="task_id, fence"):
@@ -83,6 +88,7 @@ def read(database_url: str) -> Snapshot:
             sessions={row["id"]: row for row in rows("sessions")},
             conversations={row["id"]: row for row in rows("conversations")},
             events=events,
+            commit_ends=commit_ends,
             tasks={row["id"]: row for row in rows("tasks")},
             attempts=attempts,
             waits=rows("waits"),
@@ -100,7 +106,7 @@ def read(database_url: str) -> Snapshot:
 def the_log_has_no_gaps_and_its_head_is_the_sessions(now: Snapshot) -> Iterator[str]:
     for id, session in now.sessions.items():
         events = now.events[id]
-        if [event.seq for event in events] != list(range(1, session["last_seq"] + 1)):
+        if [event.seq for event in events] != list(range(_begins(now, id) + 1, session["last_seq"] + 1)):
             yield f"session {id} has seqs {[event.seq for event in events]}, its head is {session['last_seq']}"
         elif events and (events[-1].hash, events[-1].at) != (bytes(session["last_hash"]), session["last_at"]):
             yield f"session {id} has another head than its last event"
@@ -108,7 +114,8 @@ def the_log_has_no_gaps_and_its_head_is_the_sessions(now: Snapshot) -> Iterator[
 
 def every_hash_is_that_of_its_event_and_chained_to_the_one_before(now: Snapshot) -> Iterator[str]:
     for id, events in now.events.items():
-        before = chain.GENESIS
+        past = _past(now, id)
+        before = past[-1].hash if past else chain.GENESIS
         for event in events:
             if event.prev_hash != before:
                 yield f"event {event.seq} of {id} is not chained to the one before"
@@ -144,7 +151,7 @@ def what_is_redacted_is_gone_and_a_later_event_says_so(now: Snapshot) -> Iterato
 
 def causes_are_earlier_events_and_time_does_not_run_back(now: Snapshot) -> Iterator[str]:
     for id, events in now.events.items():
-        for before, event in pairwise(events):
+        for before, event in pairwise([*_past(now, id)[-1:], *events]):
             if event.at < before.at:
                 yield f"event {event.seq} of {id} is older than the one before"
         for event in events:
@@ -175,6 +182,12 @@ def a_call_begins_and_ends_at_most_once_and_ends_with_its_task(now: Snapshot) ->
             continue
         starts = [event.seq for event in seen[id] if event.type == "tool_call_start"]
         ends = [event.seq for event in seen[id] if event.type != "tool_call_start"]
+        if task["cause"] <= _begins(now, task["session_id"]):
+            # Taken over by a fork as unknown: it began in the past, and may have ended as interrupted there.
+            cause = _past(now, task["session_id"])[task["cause"] - 1]
+            if cause.type not in ("tool_call_start", "tool_call_interrupted") or task["outcome"] != "interrupted":
+                yield f"{task['kind']} {id} was taken over from {cause.type} {cause.seq} and is {task['outcome']}"
+            ends += [cause.seq] * (cause.type == "tool_call_interrupted")
         if len(starts) > 1 or len(ends) != (task["outcome"] is not None):
             yield f"{task['kind']} {id} is {task['status']} and began at {starts}, ended at {ends}"
         elif starts and ends and starts > ends:
@@ -182,14 +195,16 @@ def a_call_begins_and_ends_at_most_once_and_ends_with_its_task(now: Snapshot) ->
 
 
 def every_call_of_the_model_is_closed_once_before_the_next_request(now: Snapshot) -> Iterator[str]:
+    earlier = {id: conversation["continues"] for id, conversation in now.conversations.items()}
     for id, events in now.events.items():
         open_calls: dict[UUID | None, set[str]] = defaultdict(set)
+        whole = [*_past(now, id), *events]
         # What was redacted does not say which calls it was about.
-        untold = {event.conversation_id for event in events if event.redacted_at and event.type in OF_CALLS}
-        for event in events:
-            if event.redacted_at is not None or event.conversation_id in untold:
+        untold = {_first(earlier, event) for event in whole if event.redacted_at and event.type in OF_CALLS}
+        for event in whole:
+            if event.redacted_at is not None or _first(earlier, event) in untold:
                 continue
-            calls = open_calls[event.conversation_id]
+            calls = open_calls[_first(earlier, event)]
             payload = json.loads(event.payload_text)
             if event.type == "model_request" and calls:
                 yield f"request {event.seq} of {id} follows open calls {sorted(calls)}"
@@ -334,7 +349,8 @@ def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
     for row in now.documents:
         versions[row["session_id"], row["name"]].append(row)
     for (session, name), rows in versions.items():
-        if [row["version"] for row in rows] != list(range(1, len(rows) + 1)):
+        first = 1 if now.sessions[session]["forked_from"] is None else rows[0]["version"]
+        if [row["version"] for row in rows] != list(range(first, first + len(rows))):
             yield f"document {name} of {session} has versions {[row['version'] for row in rows]}"
         seqs = [row["seq"] for row in rows]
         if seqs != sorted(set(seqs)) or seqs[-1] > now.sessions[session]["last_seq"]:
@@ -345,6 +361,34 @@ def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
             value, deltas = (row["value"], 0) if whole else (replay(value, row["delta"]), deltas + 1)
         if rows[0]["delta"] is not None or deltas > MOST_DELTAS:
             yield f"document {name} of {session} has no value stored whole before {deltas} changes"
+
+
+def a_fork_goes_on_from_the_end_of_a_commit_and_says_so_first(now: Snapshot) -> Iterator[str]:
+    for id, session in now.sessions.items():
+        source, cut = session["forked_from"], session["forked_at"]
+        if source is None:
+            continue
+        past = _past(now, id)
+        if not _begins(now, source) < cut <= now.sessions[source]["last_seq"] or len(past) != cut:
+            yield f"session {id} is forked from {source} at {cut}, which has it not in its own log"
+        elif now.commit_ends[source, cut] not in (None, cut):
+            yield f"session {id} is forked at {cut}, in the middle of a commit"
+        elif (first := now.events[id][0]).type != "session_forked" or first.causes != (cut,):
+            yield f"session {id} is a fork, and its own log begins with {first.type}"
+        elif json.loads(first.payload_text) != {"forked_from": str(source), "at": cut, "hash": past[-1].hash.hex()}:
+            yield f"session {id} says of its past {first.payload_text}"
+        if now.sessions[source]["tenant"] != session["tenant"]:
+            yield f"session {id} is forked from a session of another tenant"
+
+
+def the_events_of_a_commit_are_written_together(now: Snapshot) -> Iterator[str]:
+    for id, events in now.events.items():
+        for before, event in pairwise(events):
+            ended, ends = now.commit_ends[id, before.seq], now.commit_ends[id, event.seq]
+            if ended is not None and ended != before.seq and ended != ends:
+                yield f"event {event.seq} of {id} is of another commit, but that of {before.seq} ends at {ended}"
+        if events and now.commit_ends[id, events[-1].seq] not in (None, events[-1].seq):
+            yield f"the last commit of {id} ends beyond its log"
 
 
 # --- at rest ------------------------------------------------------------------------------------------------------
@@ -369,6 +413,27 @@ def _digest(event: Event) -> bytes:
     return hashlib.sha256(event.salt + event.payload_text.encode()).digest()
 
 
+def _first(earlier: dict[UUID, UUID | None], event: Event) -> UUID | None:
+    """The conversation of an event, or the one that it continues by way of forks."""
+    conversation_id: UUID | None = event.conversation_id
+    while conversation_id is not None and earlier.get(conversation_id) is not None:
+        conversation_id = earlier[conversation_id]
+    return conversation_id
+
+
+def _begins(now: Snapshot, session: UUID) -> int:
+    """The last seq before a session's own events."""
+    return now.sessions[session]["forked_at"] or 0
+
+
+def _past(now: Snapshot, session: UUID) -> list[Event]:
+    """The events before a session's own: those of the sessions that it was forked from."""
+    source, cut = now.sessions[session]["forked_from"], now.sessions[session]["forked_at"]
+    if source is None:
+        return []
+    return [event for event in (*_past(now, source), *now.events[source]) if event.seq <= cut]
+
+
 def _is_call(task: Row) -> bool:
     return str(task["kind"]).startswith(("tool:", "flow:", "agent:"))
 
@@ -391,5 +456,7 @@ ALWAYS: tuple[Invariant, ...] = (
     what_is_decided_ends_with_the_work_it_owns,
     a_conversation_has_one_open_generation_at_most,
     versions_of_a_document_follow_each_other,
+    a_fork_goes_on_from_the_end_of_a_commit_and_says_so_first,
+    the_events_of_a_commit_are_written_together,
 )
 AT_REST: tuple[Invariant, ...] = (nothing_is_left_to_do, every_submission_has_ended)

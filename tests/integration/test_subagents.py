@@ -85,7 +85,7 @@ def test_agents_called_together_work_at_the_same_time_and_one_failing_costs_the_
 def test_a_fail_fast_agent_cancels_the_others_with_all_they_own_and_goes_on(crew: Fleet) -> None:
     long = {"calls": [{"name": "slow", "arguments": {"seconds": 60}}]}
     calls = [ask("scout", long, id="call_long"), ask("scout", {"refusal": "no", "delay": 1.5}, id="call_no")]
-    receipt = crew.script({"calls": calls}, {"text": "stopped"}, agent="hasty")
+    receipt = crew.script({"calls": calls}, {"text": "stopped"}, agent="brisk")
 
     assert crew.wait(receipt).output == "stopped"
     tasks = crew.client.session(receipt.session_id).tasks

@@ -40,8 +40,8 @@ lead = Agent(
     rules={"scout": "allow"},
     request_seconds=20,
 )
-hasty = Agent(
-    name="hasty",
+brisk = Agent(
+    name="brisk",
     version=1,
     instructions="Let others do it, and stop all at the first failure.",
     tools=["scout", "slow"],

@@ -293,5 +293,36 @@ def test_a_task_handed_on_in_the_commit_goes_on_at_once(
     assert violations(stage.database_url) == []
 
 
+@pytest.mark.promise("B6", "I7")
+@pytest.mark.hazard(7, 47)
+def test_a_session_is_forked_once(stage: Stage, cutter: CommitCutter, cut_client: Client, when: When) -> None:
+    session_id, _ = stage.session()
+
+    cutter.arm(when)
+    receipt = cut_client.fork(session_id, 2)
+
+    assert cutter.cuts == 1
+    assert stage.types(receipt.session_id)[2:] == ["session_forked"]
+    assert _count(stage, "sessions") == [3]
+    assert violations(stage.database_url) == []
+
+
+@pytest.mark.promise("B6", "I6")
+@pytest.mark.hazard(7, 47)
+def test_who_awakes_a_session_hears_once_what_was_moved(
+    stage: Stage, cutter: CommitCutter, cut_client: Client, when: When
+) -> None:
+    session_id, generation = stage.session()
+    stage.sql("DELETE FROM brainhands.outbox WHERE task_id = %s", generation)
+
+    cutter.arm(when)
+    receipt = cut_client.awake(session_id)
+
+    assert cutter.cuts == 1
+    assert [(each.task, each.done) for each in receipt.moved] == [(str(generation), "hint_added")]
+    assert stage.types(session_id)[receipt.seq - 1 :] == ["session_resumed"]  # type: ignore[operator]
+    assert violations(stage.database_url) == []
+
+
 def _count(stage: Stage, *tables: str) -> list[int]:
     return [stage.sql(f"SELECT count(*) AS n FROM brainhands.{table}")[0]["n"] for table in tables]

@@ -13,7 +13,7 @@ from psycopg.rows import scalar_row
 
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
-from shared.store import attempts, commits, derived, documents, due, hints, reads, redactions, view
+from shared.store import attempts, commits, derived, documents, due, forks, hints, lineage, reads, redactions, view
 from shared.store.database import Statement
 from tests.conftest import migrated, new_database
 from tests.store.filled import fill
@@ -23,11 +23,11 @@ LARGE = {"tasks", "events", "outbox", "inbox", "waits", "documents", "submission
 SOME = UUID(int=1)
 VALUES: dict[str, object] = {
     **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
-    **dict.fromkeys(("log_format", "last_seq", "requires_version", "after", "before"), 1),
+    **dict.fromkeys(("log_format", "last_seq", "requires_version", "after", "before", "up_to"), 1),
     **dict.fromkeys(("version", "seq"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
-    **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text"), "text"),
+    **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text", "request_id"), "text"),
     **dict.fromkeys(("checkpoint", "result", "output"), "null"),
     **dict.fromkeys(("last_at", "phase_deadline", "lease_until", "deadline", "wake_at"), None),
     **dict.fromkeys(("answered_at", "use_by", "used_at", "at"), None),
@@ -61,7 +61,7 @@ the value, which is cheaper."""
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
-    for module in (attempts, commits, derived, documents, due, hints, reads, redactions, view)
+    for module in (attempts, commits, derived, documents, due, forks, hints, lineage, reads, redactions, view)
     for name, statement in vars(module).items()
     if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text
 }

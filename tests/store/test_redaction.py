@@ -317,3 +317,30 @@ def test_an_erased_log_in_which_something_has_content_again_is_found(shared_stag
     assert flaw is not None
     assert (flaw.seq, "but there is content" in flaw.problem) == (1, True)
     shared_stage.sql(f"{UPDATE} SET payload = 'null' WHERE session_id = %s AND seq = 1", session_id)
+
+
+@pytest.mark.promise("I3", "I7")
+@pytest.mark.hazard(32, 44)
+@pytest.mark.case("langchain-ai/langgraph#7206")
+def test_what_is_redacted_in_the_past_of_a_fork_is_gone_there_too_and_the_fork_still_verifies(stage: Stage) -> None:
+    session_id, generation = stage.session()
+    stage.advance(generation, finish("an answer"))
+    forked = stage.client.fork(session_id, at=2).session_id
+
+    stage.client.redact(session_id, [2], reason="why")
+
+    assert [event.seq for event in stage.client.events(forked) if event.redacted_at is not None] == [2]
+    assert stage.client.verify(forked) is None
+    with pytest.raises(BadInput, match="forked from"):
+        stage.client.redact(forked, [2], reason="why")
+    with pytest.raises(StillNeeded, match="forks"):
+        stage.client.erase(session_id, reason="why")
+    stage.client.erase(forked, reason="why")
+    stage.client.erase(session_id, reason="why")
+    assert (stage.client.verify(forked), stage.client.verify(session_id)) == (None, None)
+    with pytest.raises(ErasedSession):
+        stage.client.fork(session_id, at=2)
+    stage.sql("UPDATE brainhands.events SET redacted_at = NULL WHERE session_id = %s AND seq = 2", session_id)
+    flaw = stage.client.verify(forked)
+    assert flaw is not None
+    assert flaw.seq == 2

@@ -1,0 +1,28 @@
+"""Driving a session on from the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.model import wire
+
+
+def awake(
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    request_id: Annotated[str | None, typer.Option(help="The same id again gets the first receipt.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """Drive a session on from its last commit, at once; harmless at any time, and says what it had to move."""
+    with open_client() as client:
+        receipt = client.awake(session, request_id)
+    if json:
+        print_json(wire.awake_receipt(receipt))
+        return
+    for each in receipt.moved:
+        was = "" if each.was is None else f", was {each.was}"
+        print(f"{each.done.replace('_', ' ')}  task {each.task}{was}")
+    if not receipt.moved:
+        print("nothing had to be moved")

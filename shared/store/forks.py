@@ -1,0 +1,153 @@
+"""Reads what a session was as of one of its commits, from which a fork goes on. A past does not change: no locks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from sqlalchemy import ARRAY, Text, and_, any_, bindparam, case, null, or_, select
+
+from shared.kernel.fork import CALL_EVENTS, CallFact
+from shared.model.document import StoredDocument
+from shared.model.event import ModelCall, ModelOutput, SystemPromptSet
+from shared.model.ids import SessionId
+from shared.model.session import Conversation, Session
+from shared.model.task import Task
+from shared.store import documents, reads, rows
+from shared.store.database import Database, Row, Statement
+from shared.store.tables import events, sessions, tasks
+
+_NEXT = events.alias("next")
+_ENDS_ITS_COMMIT = or_(
+    events.c.commit_seq == events.c.seq,
+    # Written by a version that did not say so yet: the events of one commit have one time.
+    and_(events.c.commit_seq.is_(None), _NEXT.c.at.is_distinct_from(events.c.at)),
+)
+CUT = Statement(
+    select(events.c.seq, events.c.hash, events.c.at)
+    .outerjoin(_NEXT, and_(_NEXT.c.session_id == events.c.session_id, _NEXT.c.seq == events.c.seq + 1))
+    .where(events.c.session_id == bindparam("session_id"), events.c.seq <= bindparam("at"), _ENDS_ITS_COMMIT)
+    .order_by(events.c.seq.desc())
+    .limit(1)
+)
+_UP_TO = (events.c.session_id == bindparam("session_id"), events.c.seq <= bindparam("at"))
+CALLS = Statement(
+    select(
+        events.c.seq,
+        events.c.type,
+        events.c.task_id,
+        events.c.conversation_id,
+        events.c.payload.op("->>")("call_id").label("call_id"),
+        case(
+            (or_(events.c.type == "tool_call_start", events.c.type == "tool_call_interrupted"), events.c.payload),
+            else_=null(),
+        ).label("payload"),
+        tasks.c.kind,
+        tasks.c.version,
+    )
+    .join(tasks, tasks.c.id == events.c.task_id)
+    .where(*_UP_TO, events.c.type == any_(bindparam("types", type_=ARRAY(Text))))
+    .order_by(events.c.seq)
+)
+LAST_OUTPUT = Statement(
+    select(events.c.payload)
+    .where(*_UP_TO, events.c.conversation_id == bindparam("conversation_id"), events.c.type == "model_output")
+    .order_by(events.c.seq.desc())
+    .limit(1)
+)
+CARRIED_UNKNOWN = Statement(
+    select(tasks)
+    .where(
+        tasks.c.session_id == bindparam("session_id"),
+        tasks.c.outcome == "interrupted",
+        tasks.c.cause <= bindparam("after"),
+    )
+    .order_by(tasks.c.id)
+)
+SESSION_BY_FORK_REQUEST = Statement(select(sessions).where(sessions.c.fork_request == bindparam("digest")))
+BY_ID = Statement(select(sessions).where(sessions.c.id == bindparam("session_id")))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """The end of a commit, in the session whose own log has it."""
+
+    session: Session
+    seq: int
+    hash: bytes
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Past:
+    """What a session was at a cut, as far as a fork depends on it."""
+
+    main: Conversation
+    """With the agent's version as it was pinned then."""
+    calls: Sequence[CallFact]
+    """The events of calls in the session's own log."""
+    planned: Sequence[ModelCall]
+    """The calls of the last reply in the main conversation, if the session's own log has one."""
+    unknown: Sequence[Task]
+    """Calls, as tasks of the session, whose effect was unknown already when the session itself was forked."""
+    documents: Sequence[StoredDocument]
+
+
+def cut_of(database: Database, session: Session, at: int) -> Cut | None:
+    """The end of the last commit at or before an event of a session's log; None if that lies in its first commit."""
+    while True:
+        begins = session.forked_at or 0
+        if at > begins:
+            (found,) = database.run_patiently(CUT(session_id=session.id, at=at))
+            if found.first is not None:
+                return Cut(session=session, **found.first)
+        if session.forked_from is None:
+            return None
+        at = min(at, begins)
+        session = _session(database, session.forked_from)
+
+
+def past_of(database: Database, cut: Cut) -> Past:
+    """What the session was at the cut."""
+    source = cut.session
+    (talks,) = database.run_patiently(reads.SESSION_CONVERSATIONS(session_id=source.id))
+    main = next(rows.conversation(row) for row in talks.rows if row["owner_id"] is None)
+    calls, output, carried = database.run_patiently(
+        CALLS(session_id=source.id, at=cut.seq, types=list(CALL_EVENTS)),
+        LAST_OUTPUT(session_id=source.id, conversation_id=main.id, at=cut.seq),
+        CARRIED_UNKNOWN(session_id=source.id, after=source.forked_at or 0),
+    )
+    return Past(
+        main=_as_of(database, main, cut.seq),
+        calls=[CallFact(**row) for row in calls.rows],
+        planned=_calls_of(output.first),
+        unknown=[rows.task(row) for row in carried.rows],
+        documents=documents.as_of(database, source.id, cut.seq),
+    )
+
+
+def made_by(database: Database, digest: bytes) -> Session | None:
+    """The fork that an earlier call with this request_id made."""
+    (result,) = database.run_patiently(SESSION_BY_FORK_REQUEST(digest=digest))
+    return None if result.first is None else rows.session(result.first)
+
+
+def _calls_of(output: Row | None) -> list[ModelCall]:
+    """The calls of a reply; one that was redacted is in no context, and so are its calls."""
+    payload = None if output is None else output["payload"]
+    return [] if payload is None else ModelOutput.model_validate(payload).calls
+
+
+def _as_of(database: Database, main: Conversation, seq: int) -> Conversation:
+    """The conversation with the version of the agent that the log had pinned by then."""
+    types, continues = (SystemPromptSet.event_type,), main.continues is not None
+    found = reads.context(database, main.session_id, main.id, seq, types, continues=continues)
+    version = SystemPromptSet.model_validate(found[-1]["payload"]).agent_version if found else None
+    return replace(main, agent_version=version)
+
+
+def _session(database: Database, session_id: SessionId) -> Session:
+    (result,) = database.run_patiently(BY_ID(session_id=session_id))
+    assert result.first is not None
+    return rows.session(result.first)
