@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from shared.errors import BadDefinition, NotStorable
 from shared.model.json import clean
+from shared.model.prices import Prices, Usd
 from shared.runtime.modules import import_modules
 
 TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(@[1-9][0-9]{0,8})?")
@@ -43,6 +44,17 @@ class Agent(BaseModel):
     """Model calls for one input."""
     session_tokens: int | None = Field(None, ge=1)
     """Tokens, in and out, that all model calls of one session may use; then no further request is made."""
+    submission_tokens: int | None = Field(None, ge=1)
+    """The same for all work on one input."""
+    prices: Prices | None = None
+    """What the model costs; without them no cost is recorded."""
+    session_cost: Usd | None = Field(None, gt=0)
+    """USD that all model calls of one session may cost; then no further request is made."""
+    submission_cost: Usd | None = Field(None, gt=0)
+    """The same for all work on one input."""
+    context_tokens: int | None = Field(None, ge=1)
+    """Tokens that a request may have; a longer context is compacted before the model is asked. State somewhat less than
+    the model's window, which must hold the reply too. None leaves it to the provider to refuse what is too long."""
 
     # Hidden from type checkers, which know the fields and would see only `**fields` here.
     if not TYPE_CHECKING:
@@ -68,6 +80,12 @@ class Agent(BaseModel):
     def _rules_for_own_tools(self) -> Self:
         if unknown := sorted(self.rules.keys() - {tool.partition("@")[0] for tool in self.tools}):
             raise ValueError(f"rules for tools that it does not have: {', '.join(unknown)}")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_of_money_with_prices(self) -> Self:
+        if self.prices is None and (self.session_cost is not None or self.submission_cost is not None):
+            raise ValueError("a budget of money needs prices")
         return self
 
     @field_validator("options")

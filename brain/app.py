@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from brain.agent import agents_in
+from brain.compaction import compaction_kind
 from brain.generation import generation_kind, intake_kind
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
@@ -18,7 +19,7 @@ def load(_pool: str) -> Offering:
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
     offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
-    return Offering(registry=registry((generation_kind(agents), intake_kind()), offers))
+    return Offering(registry=registry((generation_kind(agents), compaction_kind(agents), intake_kind()), offers))
 
 
 celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")

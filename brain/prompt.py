@@ -2,7 +2,7 @@
 
 Every call is followed, directly and in call order, by exactly one result. A transcript that a provider would refuse is
 never built: a call without a result raises OpenCall, and names and arguments that a provider may refuse to read back
-are replayed in a form it takes.
+are replayed in a form it takes. What the newest compaction replaces is not shown, whether or not it was read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, assert_never
 from brain.decide import unusable
 from shared.errors import BrainhandsError, NotStorable
 from shared.model.event import (
+    ContextCompacted,
     ModelCall,
     ModelOutput,
     ModelRequest,
@@ -74,41 +75,71 @@ def render(events: Iterable[ContextEvent], request: ModelRequest, specs: Sequenc
     return body
 
 
+def newest_compaction(events: Sequence[ContextEvent]) -> ContextEvent | None:
+    return next((event for event in reversed(events) if isinstance(event.payload, ContextCompacted)), None)
+
+
+def is_shown(output: ModelOutput) -> bool:
+    """Whether a reply becomes part of the context: it can be used, and says something."""
+    return not unusable(output.finish_reason, output.refusal) and bool(output.calls or output.text.strip())
+
+
 def request_digest(body: dict[str, Any]) -> str:
     """SHA-256 of the body, in hex: equal for equal requests, whatever the order of their keys."""
     return digest(body)
 
 
 def _messages(context: Sequence[ContextEvent]) -> list[Message]:
-    results = _results(context)
+    found = results(context)
+    newest = newest_compaction(context)
+    compacted = newest.payload if newest is not None and isinstance(newest.payload, ContextCompacted) else None
     instructions = ""
-    messages: list[Message] = []
+    messages: list[Message] = [_summary(compacted)] if compacted else []
+    made: set[str] = set()
     for event in context:
         match event.payload:
             case UnknownPayload():
                 raise UnreadableEvent(event)
             case SystemPromptSet() as prompt:
                 instructions = prompt.instructions
+            case _ if compacted and event.seq <= compacted.upto:
+                pass
             case UserMessage() as message:
                 messages.append({"role": "user", "content": message.text})
             case ModelOutput() as output:
-                messages.extend(_turn(output, results))
+                messages.extend(_turn(output, found))
+                made.update(call.call_id for call in output.calls)
+            case ToolCallSettled(call_id=str() as call_id) as settled if compacted and call_id not in made:
+                messages.append(_settled_later(settled))
             case _:
                 pass  # Not part of the dialogue, or shown with its call.
     return [{"role": "system", "content": instructions}, *messages] if instructions else messages
 
 
-def _results(context: Sequence[ContextEvent]) -> dict[str, Result]:
+def _summary(compacted: ContextCompacted) -> Message:
+    text = f"A summary of our conversation so far, in place of its messages:\n\n{compacted.summary}"
+    if compacted.unanswered:
+        text += f"\n\nWhat I asked for last, word for word, and you are still at work on:\n\n{compacted.unanswered}"
+    return {"role": "user", "content": text}
+
+
+def _settled_later(settled: ToolCallSettled) -> Message:
+    """What became of a call that only the summary tells of."""
+    called = f"{settled.tool} with {canonical(settled.arguments)}"
+    return {"role": "user", "content": f"About your earlier call of {called}: {_settled_text(settled)}"}
+
+
+def results(context: Sequence[ContextEvent]) -> dict[str, Result]:
     """The result of each call: the first one that is definite, else the interrupted one."""
-    results: dict[str, Result] = {}
+    found: dict[str, Result] = {}
     for event in context:
         payload = event.payload
         if not isinstance(payload, Result) or payload.call_id is None:
             continue
-        known = results.get(payload.call_id)
+        known = found.get(payload.call_id)
         if known is None or isinstance(known, ToolCallInterrupted):
-            results[payload.call_id] = payload
-    return results
+            found[payload.call_id] = payload
+    return found
 
 
 def _turn(output: ModelOutput, results: dict[str, Result]) -> list[Message]:
@@ -145,10 +176,11 @@ def _arguments(text: str) -> str:
 def _answer(call: ModelCall, result: Result | None) -> Message:
     if result is None:
         raise OpenCall(call.call_id)
-    return {"role": "tool", "tool_call_id": call.call_id, "content": _result_text(result)}
+    return {"role": "tool", "tool_call_id": call.call_id, "content": result_text(result)}
 
 
-def _result_text(result: Result) -> str:
+def result_text(result: Result) -> str:
+    """What the model is told of a call."""
     match result:
         case ToolCallSuccess():
             return result.result if isinstance(result.result, str) else canonical(result.result)

@@ -22,6 +22,7 @@ import httpx2
 import openai
 
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from shared.kernel.tokens import estimate_json, estimate_text
 from shared.model.event import Usage
 from shared.model.json import Json, clean_text
 
@@ -30,7 +31,8 @@ SILENCE_SECONDS = 60.0
 """How long a provider may send nothing at all."""
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000
-CHARACTERS_A_TOKEN = 4
+MOST_TOKENS = 2**31 - 1
+"""Of one call, as far as they are believed."""
 
 HEALING_STATUSES = frozenset({408, 409, 429})
 OVERFLOW = "context_length_exceeded"
@@ -66,8 +68,7 @@ def send(
 
 def estimated_usage(body: dict[str, Any], said: str) -> Usage:
     """The tokens of a request and of what was said to it, judged by their length, where the provider did not count."""
-    sent = len(json.dumps(body, ensure_ascii=False))
-    return Usage(tokens_in=sent // CHARACTERS_A_TOKEN, tokens_out=len(said) // CHARACTERS_A_TOKEN, estimated=True)
+    return Usage(tokens_in=estimate_json(body), tokens_out=estimate_text(said), estimated=True)
 
 
 def _open(body: dict[str, Any], api_key: str, base_url: str | None, seconds: float) -> openai.Stream[object]:
@@ -274,7 +275,7 @@ def _text(value: object) -> str:
 
 def _count(usage: Json, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
 
 
 def _provider_error(error: object, status: int | None, retry_after: float | None, api_key: str) -> ProviderError:

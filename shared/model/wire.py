@@ -9,6 +9,7 @@ from uuid import UUID
 from shared.model.approval import Approval
 from shared.model.event import Event
 from shared.model.json import Json
+from shared.model.prices import dollars
 from shared.model.session import Conversation, Session
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Receipt, Submission
@@ -52,6 +53,7 @@ def session(value: Session) -> dict[str, Json]:
         "last_seq": value.last_seq,
         "last_at": _time(value.last_at),
         "last_hash": value.last_hash.hex(),
+        **_use(value),
     }
 
 
@@ -109,6 +111,7 @@ def submission(value: Submission) -> dict[str, Json]:
         "error": value.error,
         "created_at": _time(value.created_at),
         "done_at": _time(value.done_at),
+        **_use(value),
     }
 
 
@@ -158,6 +161,11 @@ def approval(value: Approval) -> dict[str, Json]:
 
 def cancellation(value: Cancellation) -> dict[str, Json]:
     return {"session_id": _id(value.session_id), "state": value.state, "outcome": value.outcome}
+
+
+def _use(value: Session | Submission) -> dict[str, Json]:
+    """What model calls used: tokens, and US dollars as decimal text."""
+    return {"tokens_in": value.tokens_in, "tokens_out": value.tokens_out, "cost": dollars(value.cost)}
 
 
 def _id(value: UUID | None) -> str | None:

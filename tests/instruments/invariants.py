@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -294,6 +295,25 @@ def a_conversation_has_one_open_generation_at_most(now: Snapshot) -> Iterator[st
             yield f"conversation {conversation} has open generations {generations}"
 
 
+def what_model_calls_used_adds_up(now: Snapshot) -> Iterator[str]:
+    used: dict[UUID, list[Decimal]] = defaultdict(lambda: [Decimal(0)] * 3)
+    for id, events in now.events.items():
+        for event in events:
+            usage = json.loads(event.payload_text).get("usage")
+            if usage is None:
+                continue
+            if (event.tokens_in, event.tokens_out) != (usage["tokens_in"], usage["tokens_out"]):
+                yield f"event {event.seq} of {id} has other tokens than its payload"
+            parts = [Decimal(usage.get(name) or 0) for name in ("tokens_in", "tokens_out", "cost")]
+            submission = None if event.task_id is None else now.tasks[event.task_id]["submission_id"]
+            for total in (used[id], used[submission]) if submission else (used[id],):
+                total[:] = [before + part for before, part in zip(total, parts, strict=True)]
+    for id, row in (now.sessions | now.submissions).items():
+        stored = [row["tokens_in"], row["tokens_out"], row["cost"]]
+        if stored != used[id]:
+            yield f"{id} used {stored} by its row and {used[id]} by its log"
+
+
 def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
     versions: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
     for row in now.documents:
@@ -344,6 +364,7 @@ ALWAYS: tuple[Invariant, ...] = (
     nobody_waits_for_a_signal_that_is_there,
     what_is_decided_ends_with_the_work_it_owns,
     a_conversation_has_one_open_generation_at_most,
+    what_model_calls_used_adds_up,
     versions_of_a_document_follow_each_other,
 )
 AT_REST: tuple[Invariant, ...] = (nothing_is_left_to_do, every_submission_has_ended)
