@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from shared.errors import BadDefinition, NotStorable
 from shared.model.json import clean
+from shared.model.prices import Prices, Usd
 
 TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(@[1-9][0-9]{0,8})?")
 OWN_KEYS = frozenset(
@@ -51,6 +52,17 @@ class Agent(BaseModel):
     """Model calls for one input."""
     session_tokens: int | None = Field(None, ge=1)
     """Tokens, in and out, that all model calls of one session may use; then no further request is made."""
+    submission_tokens: int | None = Field(None, ge=1)
+    """The same for all work on one input."""
+    prices: Prices | None = None
+    """What the model costs; without them no cost is recorded."""
+    session_cost: Usd | None = Field(None, gt=0)
+    """USD that all model calls of one session may cost; then no further request is made."""
+    submission_cost: Usd | None = Field(None, gt=0)
+    """The same for all work on one input."""
+    context_tokens: int | None = Field(None, ge=1)
+    """Tokens that a request may have; a longer context is compacted before the model is asked. State somewhat less than
+    the model's window, which must hold the reply too. None leaves it to the provider to refuse what is too long."""
 
     # Hidden from type checkers, which know the fields and would see only `**fields` here.
     if not TYPE_CHECKING:
@@ -82,6 +94,12 @@ class Agent(BaseModel):
     def _for_the_background(self) -> Self:
         if self.background and (own := sorted(OWN_BACKGROUND_KEYS.intersection(self.options))):
             raise ValueError(f"not an option in the background: {', '.join(own)}")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_of_money_with_prices(self) -> Self:
+        if self.prices is None and (self.session_cost is not None or self.submission_cost is not None):
+            raise ValueError("a budget of money needs prices")
         return self
 
     @field_validator("options")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from brain.background import response_cancel_kind
+from brain.compaction import compaction_kind
 from brain.generation import generation_kind, intake_kind
 from brain.loading import agents_in
 from brain.subagent import agent_kind, agent_specs
@@ -20,8 +21,9 @@ def load(_pool: str) -> Offering:
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
     offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
-    kinds = (generation_kind(agents), intake_kind(), response_cancel_kind(), *map(agent_kind, agents.values()))
-    return Offering(registry=registry(kinds, offers), specs=agent_specs(agents.values()))
+    kinds = (generation_kind(agents), compaction_kind(agents), intake_kind(), response_cancel_kind())
+    calls = map(agent_kind, agents.values())
+    return Offering(registry=registry((*kinds, *calls), offers), specs=agent_specs(agents.values()))
 
 
 celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")

@@ -38,6 +38,7 @@ from shared.engine.run import Run
 from shared.kernel.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
 from shared.kernel.backoff import backoff_seconds
 from shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, Usage
+from shared.model.prices import Prices
 from shared.model.task import Done, Fail, Sleep, Task, Transition
 from shared.runtime.logs import logger
 from shared.runtime.settings import settings
@@ -145,10 +146,10 @@ def go_on(draft: Draft, *, task: Task, seen: Later | Interrupted | ProviderError
     return _sleep(draft, {**task.checkpoint, HANDLE: now_known}, seen.retry_after)
 
 
-def interruption(task: Task, cut: Interrupted) -> ModelInterrupted:
+def interruption(task: Task, cut: Interrupted, prices: Prices | None) -> ModelInterrupted:
     """The record of a response that is given up; its tokens are an estimate."""
     usage = Usage(tokens_in=task.checkpoint[HANDLE]["tokens_in"], estimated=True)
-    return ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
+    return ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage.charged(prices))
 
 
 def look_seconds(looks: int, *, asked_for: float | None, spread: float) -> float:

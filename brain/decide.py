@@ -73,12 +73,13 @@ Decision: TypeAlias = Answer | CallTools | AskAgain | GiveUp
 
 
 def decide(
-    reply: Reply, *, offered: Sequence[ToolSpec], used_ids: Collection[str], empty_replies: int, prefix: str
+    reply: Reply, *, offered: Sequence[ToolSpec], used_ids: Collection[str] | None, empty_replies: int, prefix: str
 ) -> Decision:
     """What follows from a reply.
 
-    `used_ids` are the call ids of the conversation so far, `empty_replies` the empty replies to this input so far.
-    A call without an id of its own gets `{prefix}_{place}`; the prefix must belong to this reply alone.
+    `used_ids` are the call ids of the conversation so far, or None where its beginning was not read: then no id of the
+    provider's is known to be new. `empty_replies` are the empty replies to this input so far. A call without an id of
+    its own gets `{prefix}_{place}`; the prefix must belong to this reply alone.
     """
     if reason := unusable(reply.finish_reason, reply.refusal):
         return GiveUp(reason)
@@ -105,20 +106,20 @@ def unusable(finish_reason: str, refusal: str | None) -> str | None:
 
 
 def _plan(
-    calls: Sequence[RawCall], offered: Sequence[ToolSpec], used_ids: Collection[str], prefix: str
+    calls: Sequence[RawCall], offered: Sequence[ToolSpec], used_ids: Collection[str] | None, prefix: str
 ) -> tuple[PlannedCall, ...]:
     specs = {spec.name: spec for spec in offered}
     ids = _ids(calls, used_ids, prefix)
     return tuple(_planned(place, raw, ids[place], specs) for place, raw in enumerate(calls))
 
 
-def _ids(calls: Sequence[RawCall], used_ids: Collection[str], prefix: str) -> list[str]:
+def _ids(calls: Sequence[RawCall], used_ids: Collection[str] | None, prefix: str) -> list[str]:
     """The provider's ids where they are given and new in the conversation, made ones elsewhere."""
-    taken = set(used_ids)
+    taken = set(used_ids or ())
     ids = []
     for place, raw in enumerate(calls):
         call_id = raw.provider_id
-        if not call_id or call_id in taken:
+        if not call_id or used_ids is None or call_id in taken:
             call_id = f"{prefix}_{place}"
         while call_id in taken:
             call_id += "_"

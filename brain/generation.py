@@ -1,6 +1,8 @@
 """The generation task: one model reply, durably.
 
     prepare -> request -> (retry: sleeping) | (poll: sleeping) -> tools: waiting -> the next generation, or the answer
+       ^          |
+       '- waiting: a compaction, once, where the request is too long
 
 `prepare` pins what a retry must send again; it shares the claim's commit. `request` calls the model and commits the
 reply together with the calls it plans and the wait for them; where the agent wants it, the provider works in the
@@ -16,12 +18,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from uuid import UUID
 
-from brain import background, prompt
+from brain import background, budgets, compaction, prompt
 from brain.agent import Agent
+from brain.counting import count_request
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
+from brain.history import RESULT_TYPES, read_context
 from brain.models import chat, responses
-from brain.models.provider import estimated_usage, required_key
+from brain.models.provider import OVERFLOW, estimated_usage, required_key
 from brain.models.reply import Interrupted, ProviderError, Reply
 from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
@@ -36,11 +41,11 @@ from shared.model.event import (
     ModelInterrupted,
     ModelOutput,
     ModelRequest,
+    ModelRequestVoided,
     SystemPromptSet,
     TaskBlocked,
     ToolCallError,
     ToolReference,
-    read_payload,
 )
 from shared.model.ids import TaskId, new_task_id
 from shared.model.session import Conversation
@@ -49,9 +54,6 @@ from shared.model.tool import ToolSpec
 from shared.runtime.settings import settings
 from shared.store import reads, workers
 from shared.store.database import Database
-
-RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
-CONTEXT_TYPES = ("system_prompt_set", "user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
 
 SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
@@ -119,23 +121,16 @@ class Catalogue:
 def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     conversation = run.conversation
     agent = _agent(agents, conversation.agent, conversation.agent_version)
+    causes = [run.task.cause]
+    if "compaction" in run.task.checkpoint:
+        compacted = reads.task(run.database, TaskId(UUID(run.task.checkpoint["compaction"])))
+        assert compacted is not None
+        if compacted.outcome is not Outcome.SUCCEEDED:
+            return Step(partial(_stop_too_long, task=run.task, compacted=compacted))
+        causes.append(compacted.result["seq"])
     return _prepare_step(
-        agent,
-        conversation,
-        catalogue.specs(run.database),
-        task=run.task,
-        causes=[run.task.cause],
-        steered=run.steered,
-        used_tokens=_used_tokens(agent, run),
+        agent, conversation, catalogue.specs(run.database), task=run.task, causes=causes, steered=run.steered
     )
-
-
-def _used_tokens(agent: Agent, run: Run) -> int:
-    """The tokens of the session so far, estimated ones too; only an agent with a budget asks for them."""
-    if agent.session_tokens is None:
-        return 0
-    tokens_in, tokens_out = reads.usage(run.database, run.task.session_id)
-    return tokens_in + tokens_out
 
 
 def _prepare_step(
@@ -146,10 +141,7 @@ def _prepare_step(
     task: Task,
     causes: Sequence[int],
     steered: bool,
-    used_tokens: int,
 ) -> Step:
-    if agent.session_tokens is not None and used_tokens >= agent.session_tokens:
-        return Step(partial(_stop_at_budget, task=task, agent=agent, used=used_tokens))
     specs, missing = workers.newest_specs(catalogue, agent.tools)
     if missing:
         return Step(partial(_wait_for_tools, task_id=task.id, missing=missing))
@@ -163,18 +155,22 @@ def _wait_for_tools(draft: Draft, *, task_id: TaskId, missing: Sequence[str]) ->
     reason = f"no Hands worker has published {', '.join(missing)}"
     if task.checkpoint.get("waits_for") != list(missing):
         draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=[task.cause], task=task)
-    return Sleep(MISSING_TOOL_SECONDS, phase="prepare", checkpoint={"waits_for": list(missing), "reason": reason})
+    checkpoint = {**task.checkpoint, "waits_for": list(missing), "reason": reason}
+    return Sleep(MISSING_TOOL_SECONDS, phase="prepare", checkpoint=checkpoint)
 
 
-def _stop_at_budget(draft: Draft, *, task: Task, agent: Agent, used: int) -> Transition:
-    """The session has used its tokens up: say so, and ask the model no more."""
-    if task.submission_id is not None and task.input["round"] == 1:
-        draft.start_submission(task.submission_id)
-    reason = f"the budget of {agent.session_tokens:,} tokens is used up: {used:,} were used in this session"
-    error = ModelError(error=reason, code="budget")
-    seq = draft.event(error, causes=[task.cause], task=draft.task(task.id))
+def _stop(draft: Draft, *, task: Task, reason: str, code: str, causes: Sequence[int]) -> Transition:
+    """Say why, and ask the model no more."""
+    seq = draft.event(ModelError(error=reason, code=code), causes=causes, task=draft.task(task.id))
     endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
     return Fail(reason)
+
+
+def _stop_too_long(draft: Draft, *, task: Task, compacted: Task) -> Transition:
+    """The context could not be compacted."""
+    reason = f"the context is too long, and could not be compacted: {compacted.error}"
+    causes = [task.checkpoint["voided_seq"], *([compacted.result["seq"]] if compacted.result else [])]
+    return _stop(draft, task=task, reason=reason, code=OVERFLOW, causes=causes)
 
 
 def _pin(
@@ -188,6 +184,8 @@ def _pin(
     steered: bool,
 ) -> Transition:
     """Pin agent version, model, options, tools and cutoff; from here on a retry sends the same."""
+    if reason := budgets.used_up(draft, agent, task.submission_id):
+        return _stop(draft, task=task, reason=reason, code=budgets.CODE, causes=[task.cause])
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
     if conversation.agent_version is None:
         draft.pin_agent(conversation, agent.version)
@@ -204,16 +202,24 @@ def _pin(
         options=agent.options,
         tools=[ToolReference(name=spec.name, version=spec.version, digest=spec.digest) for spec in specs],
         cutoff=draft.session.last_seq,
+        prices=agent.prices,
     )
     seq = draft.event(request, causes=causes, task=owned)
     checkpoint = {
         "request_seq": seq,
         "request": request.model_dump(mode="json"),
         "retries": 0,
-        "joined": [*task.input.get("joined", []), *(str(submission) for submission, _ in joined)],
+        "joined": [*_joined(task), *(str(submission) for submission, _ in joined)],
         **({} if conversation.continues is None else {"continues": str(conversation.continues)}),
+        **({"compaction": task.checkpoint["compaction"]} if "compaction" in task.checkpoint else {}),
     }
     return Next("request", checkpoint=checkpoint)
+
+
+def _joined(task: Task) -> list[str]:
+    """The submissions whose input has joined the work so far."""
+    joined: list[str] = task.checkpoint.get("joined", task.input.get("joined", []))
+    return joined
 
 
 def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Answer | None = None) -> Step:
@@ -221,13 +227,19 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.An
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
     agent = _agent(agents, request.agent, request.agent_version)
-    events = _read_context(run, request)
+    events = read_context(run.database, task, request.cutoff)
     published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
     specs = [published[tool.name, tool.version] for tool in request.tools]
-    body = prompt.render(events, request, specs)
-    if ended is not None or agent.background:
-        body = responses.request_of(body)
+    rendered = prompt.render(events, request, specs)
+    in_background = ended is not None or agent.background
+    body = responses.request_of(rendered) if in_background else rendered
     digest = prompt.request_digest(body) if ended is None else run.task.checkpoint[HANDLE]["digest"]
+    make_room = partial(_make_room, task=task, agent=agent, request=request, digest=digest)
+    if ended is None and agent.context_tokens is not None:
+        tokens = count_request(rendered, events)
+        if tokens > agent.context_tokens:
+            limit = f"{agent.context_tokens:,} of context_tokens"
+            return Step(partial(make_room, reason=f"the request has about {tokens:,} tokens, more than the {limit}"))
     base_url, seconds = settings().openai_base_url, agent.request_seconds
     try:
         if ended is None and agent.background:
@@ -249,19 +261,23 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.An
     except Interrupted as cut:
         if run.cancelled:
             return Step(lambda _draft: Sleep(0, phase="retry"))
-        usage = cut.usage or estimated_usage(body, cut.text)
+        usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
-        store = partial(_store_interruption, event=interrupted, heals=cut.heals)
-        return Step(partial(store, task=task, agent=agent, digest=digest))
+        lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals)
+        return Step(partial(_store_interruption, interrupted, task=task, agent=agent, error=lost, digest=digest))
     except ProviderError as error:
+        if error.overflow:
+            return Step(partial(make_room, reason=str(error)))
         return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
+    reply = replace(reply, usage=reply.usage.charged(request.prices))
     if sum(len(text) for text in (reply.text, *(call.arguments for call in reply.calls))) > REPLY_CHARACTERS:
         too_large = ProviderError(f"the reply has more than {REPLY_CHARACTERS:,} characters", heals=False)
-        return Step(partial(_store_error, task=task, agent=agent, error=too_large, digest=digest))
+        useless = ModelInterrupted(text="", reason=str(too_large), usage=reply.usage)
+        return Step(partial(_store_interruption, useless, task=task, agent=agent, error=too_large, digest=digest))
     decision = decide(
         reply,
         offered=specs,
-        used_ids=prompt.call_ids(events),
+        used_ids=None if prompt.newest_compaction(events) else prompt.call_ids(events),
         empty_replies=task.checkpoint.get("empty", 0),
         prefix=f"call_{task.checkpoint['request_seq']}_{task.step}",
     )
@@ -284,50 +300,42 @@ def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     def give_up(draft: Draft, problem: Interrupted | ProviderError) -> Transition:
         if isinstance(problem, ProviderError):
             return _store_error(draft, error=problem, **attempt)
-        return _store_interruption(draft, event=background.interruption(run.task, problem), heals=True, **attempt)
+        interrupted = background.interruption(run.task, problem, request.prices)
+        lost = ProviderError(f"the reply was cut: {problem.reason}", heals=True)
+        return _store_interruption(interrupted, draft, error=lost, **attempt)
 
     return Step(partial(background.go_on, task=run.task, seen=seen, give_up=give_up))
 
 
-def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
-    assert run.task.conversation_id is not None
-    found = reads.context(
-        run.database,
-        run.task.session_id,
-        run.task.conversation_id,
-        request.cutoff,
-        CONTEXT_TYPES,
-        continues="continues" in run.task.checkpoint,
-    )
-    return [
-        prompt.ContextEvent(
-            seq=row["seq"],
-            type=row["type"],
-            version=row["version"],
-            payload=read_payload(row["type"], row["version"], row["payload"]),
-        )
-        for row in found
-    ]
+def _make_room(
+    draft: Draft, *, task: Task, agent: Agent, request: ModelRequest, digest: str, reason: str
+) -> Transition:
+    """The request is too long: let the context be compacted and another one be prepared, once in a generation."""
+    causes = [task.checkpoint["request_seq"]]
+    if "compaction" in task.checkpoint:
+        reason = f"the context is too long, also after it was compacted: {reason}"
+        return _stop(draft, task=task, reason=reason, code=OVERFLOW, causes=causes)
+    if over := budgets.used_up(draft, agent, task.submission_id):
+        return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=causes)
+    voided = draft.event(ModelRequestVoided(reason=reason, request_digest=digest), causes=causes, task=task)
+    made = draft.spawn(compaction.compaction_task(draft, owner=task, request=request, cause=voided))
+    checkpoint = {"joined": _joined(task), "compaction": str(made.id), "voided_seq": voided}
+    return Wait([made.id], phase="prepare", checkpoint=checkpoint)
 
 
 def _store_interruption(
-    draft: Draft, *, task: Task, agent: Agent, event: ModelInterrupted, digest: str, heals: bool
+    event: ModelInterrupted, draft: Draft, *, task: Task, agent: Agent, error: ProviderError, digest: str
 ) -> Transition:
-    draft.event(
-        event,
-        causes=[task.checkpoint["request_seq"]],
-        task=task,
-        tokens_in=event.usage.tokens_in,
-        tokens_out=event.usage.tokens_out,
-    )
-    error = ProviderError(f"the reply was cut: {event.reason}", heals=heals)
+    """The model was at work, and nothing can be done with what it said; it costs all the same."""
+    draft.event(event, causes=[task.checkpoint["request_seq"]], task=task)
     return _store_error(draft, task=task, agent=agent, error=error, digest=digest)
 
 
 def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError, digest: str) -> Transition:
     """Try the same request again later, as the provider says, or end clearly."""
     retries = task.checkpoint["retries"] + 1
-    again = error.heals and retries <= agent.retries
+    over = budgets.used_up(draft, agent, task.submission_id) if error.heals else None
+    again = error.heals and retries <= agent.retries and over is None
     seconds = backoff_seconds(retries, asked_for=error.retry_after, spread=random.random()) if again else None
     seq = draft.event(
         ModelError(
@@ -340,6 +348,8 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
         causes=[task.checkpoint["request_seq"]],
         task=task,
     )
+    if over is not None:
+        return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=[seq])
     if seconds is None:
         reason = str(error) if not error.heals else f"{error} (after {retries} tries)"
         endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
@@ -370,13 +380,7 @@ def _store_reply(
         logprobs=list(reply.logprobs) or None,
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
-    seq = draft.event(
-        output,
-        causes=[task.checkpoint["request_seq"]],
-        task=task,
-        tokens_in=reply.usage.tokens_in,
-        tokens_out=reply.usage.tokens_out,
-    )
+    seq = draft.event(output, causes=[task.checkpoint["request_seq"]], task=task)
     match decision:
         case Answer(text):
             endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
@@ -385,6 +389,8 @@ def _store_reply(
             endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
             return Fail(reason)
         case AskAgain():
+            if over := budgets.used_up(draft, agent, task.submission_id):
+                return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=[seq])
             return Next("request", checkpoint={**task.checkpoint, "empty": task.checkpoint.get("empty", 0) + 1})
         case CallTools(planned):
             if task.input["round"] >= agent.rounds:
@@ -465,17 +471,11 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         submission_id=task.submission_id,
         cause=max(causes),
         round_number=task.input["round"] + 1,
-        joined=task.checkpoint.get("joined", []),
+        joined=_joined(task),
         now=task.created_at,
     )
     first_step = _prepare_step(
-        agent,
-        conversation,
-        catalogue.specs(run.database),
-        task=onward,
-        causes=causes,
-        steered=run.steered,
-        used_tokens=_used_tokens(agent, run),
+        agent, conversation, catalogue.specs(run.database), task=onward, causes=causes, steered=run.steered
     )
 
     def close(draft: Draft) -> Transition:

@@ -2,7 +2,7 @@
 
 Every call is followed, directly and in call order, by exactly one result. A transcript that a provider would refuse is
 never built: a call without a result raises OpenCall, and names and arguments that a provider may refuse to read back
-are replayed in a form it takes.
+are replayed in a form it takes. What the newest compaction replaces is not shown, whether or not it was read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from brain.decide import unusable
 from shared.errors import BrainhandsError, NotStorable
 from shared.model.event import (
     REDACTED,
+    ContextCompacted,
     ModelCall,
     ModelOutput,
     ModelRequest,
@@ -37,7 +38,7 @@ Message: TypeAlias = dict[str, Any]
 Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted | ToolCallSettled
 
 ENDS = tuple(each.event_type for each in (ToolCallSuccess, ToolCallError, ToolCallInterrupted))
-SPEAKERS = {UserMessage.event_type: "user", ModelOutput.event_type: "assistant"}
+SPEAKERS = {UserMessage.event_type: "user", TaskGiven.event_type: "user", ModelOutput.event_type: "assistant"}
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_NAME = 64
@@ -80,55 +81,88 @@ def render(events: Iterable[ContextEvent], request: ModelRequest, specs: Sequenc
     return body
 
 
+def newest_compaction(events: Sequence[ContextEvent]) -> ContextEvent | None:
+    return next((event for event in reversed(events) if isinstance(event.payload, ContextCompacted)), None)
+
+
+def is_shown(output: ModelOutput) -> bool:
+    """Whether a reply becomes part of the context: it can be used, and says something."""
+    return not unusable(output.finish_reason, output.refusal) and bool(output.calls or output.text.strip())
+
+
 def request_digest(body: dict[str, Any]) -> str:
     """SHA-256 of the body, in hex: equal for equal requests, whatever the order of their keys."""
     return digest(body)
 
 
 def _messages(context: Sequence[ContextEvent]) -> list[Message]:
-    results, redacted = _results(context), _with_redacted_results(context)
+    found, redacted = results(context), redacted_results(context)
+    newest = newest_compaction(context)
+    compacted = newest.payload if newest is not None and isinstance(newest.payload, ContextCompacted) else None
     instructions = ""
-    messages: list[Message] = []
+    messages: list[Message] = [_summary(compacted)] if compacted else []
+    made: set[str] = set()
     for event in context:
         match event.payload:
             case UnknownPayload():
                 raise UnreadableEvent(event)
             case SystemPromptSet() as prompt:
                 instructions = prompt.instructions
+            case _ if compacted and event.seq <= compacted.upto:
+                pass
             case UserMessage() | TaskGiven() as message:
                 messages.append({"role": "user", "content": message.text})
             case ModelOutput() as output:
-                messages.extend(_turn(output, results, redacted=event.seq in redacted))
+                messages.extend(_turn(output, found, redacted=event.seq in redacted))
+                made.update(call.call_id for call in output.calls)
             case RedactedPayload() if event.type in SPEAKERS:
                 # The results of a redacted reply's calls are left out with it: they would answer nothing.
                 messages.append({"role": SPEAKERS[event.type], "content": REDACTED})
+            case ToolCallSettled(call_id=str() as call_id) as settled if compacted and call_id not in made:
+                messages.append(_settled_later(settled))
             case _:
                 pass  # Not part of the dialogue, or shown with its call.
     return [{"role": "system", "content": instructions}, *messages] if instructions else messages
 
 
-def _results(context: Sequence[ContextEvent]) -> dict[str, Result]:
+def _summary(compacted: ContextCompacted) -> Message:
+    text = f"A summary of our conversation so far, in place of its messages:\n\n{compacted.summary}"
+    if compacted.unanswered:
+        text += f"\n\nWhat I asked for last, word for word, and you are still at work on:\n\n{compacted.unanswered}"
+    return {"role": "user", "content": text}
+
+
+def _settled_later(settled: ToolCallSettled) -> Message:
+    """What became of a call that only the summary tells of."""
+    called = f"{settled.tool} with {canonical(settled.arguments)}"
+    return {"role": "user", "content": f"About your earlier call of {called}: {_settled_text(settled)}"}
+
+
+def results(context: Sequence[ContextEvent]) -> dict[str, Result]:
     """The result of each call: the first one that is definite, else the interrupted one."""
-    results: dict[str, Result] = {}
+    found: dict[str, Result] = {}
     for event in context:
         payload = event.payload
         if not isinstance(payload, Result) or payload.call_id is None:
             continue
-        known = results.get(payload.call_id)
+        known = found.get(payload.call_id)
         if known is None or isinstance(known, ToolCallInterrupted):
-            results[payload.call_id] = payload
-    return results
+            found[payload.call_id] = payload
+    return found
 
 
-def _with_redacted_results(context: Sequence[ContextEvent]) -> set[int]:
-    """The replies of whose calls a result was redacted, by seq; such a result does not say which call it was of."""
-    found: set[int] = set()
+def redacted_results(context: Sequence[ContextEvent]) -> dict[int, int]:
+    """The replies of whose calls a result was redacted, by seq, with the seq of the last such result.
+
+    A redacted result does not say which call it was of.
+    """
+    found: dict[int, int] = {}
     reply: int | None = None
     for event in context:
         if event.type == ModelOutput.event_type:
             reply = event.seq
         elif reply is not None and event.type in ENDS and isinstance(event.payload, RedactedPayload):
-            found.add(reply)
+            found[reply] = event.seq
     return found
 
 
@@ -173,11 +207,12 @@ def _arguments(text: str) -> str:
 def _answer(call: ModelCall, result: Result | None, *, redacted: bool) -> Message:
     if result is None and not redacted:
         raise OpenCall(call.call_id)
-    text = REDACTED if result is None else _result_text(result)
+    text = REDACTED if result is None else result_text(result)
     return {"role": "tool", "tool_call_id": call.call_id, "content": text}
 
 
-def _result_text(result: Result) -> str:
+def result_text(result: Result) -> str:
+    """What the model is told of a call."""
     match result:
         case ToolCallSuccess():
             return result.result if isinstance(result.result, str) else canonical(result.result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.utils
 import functools
-import json
 import math
 import os
 import time
@@ -14,6 +13,7 @@ import httpx2
 import openai
 
 from brain.models.reply import Interrupted, ProviderError
+from shared.kernel.tokens import estimate_json, estimate_text
 from shared.model.event import Usage
 from shared.model.json import Json, clean_text
 from shared.runtime.settings import settings
@@ -23,7 +23,8 @@ SILENCE_SECONDS = 60.0
 """How long a provider may send nothing at all."""
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000
-CHARACTERS_A_TOKEN = 4
+MOST_TOKENS = 2**31 - 1
+"""Of one call, as far as they are believed."""
 
 HEALING_STATUSES = frozenset({408, 409, 429})
 OVERFLOW = "context_length_exceeded"
@@ -95,8 +96,7 @@ def _no_answer(cause: BaseException) -> Interrupted | ProviderError:
 
 def estimated_usage(body: dict[str, Any], said: str) -> Usage:
     """The tokens of a request and of what was said to it, judged by their length, where the provider did not count."""
-    sent = len(json.dumps(body, ensure_ascii=False))
-    return Usage(tokens_in=sent // CHARACTERS_A_TOKEN, tokens_out=len(said) // CHARACTERS_A_TOKEN, estimated=True)
+    return Usage(tokens_in=estimate_json(body), tokens_out=estimate_text(said), estimated=True)
 
 
 def counted_usage(usage: Json, asked: str, said: str) -> Usage | None:
@@ -124,7 +124,7 @@ def text_of(value: object) -> str:
 
 def _count(usage: Json, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and value >= 0 else None
+    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
 
 
 def provider_error(error: object, status: int | None, retry_after: float | None, api_key: str) -> ProviderError:

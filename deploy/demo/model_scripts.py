@@ -7,6 +7,9 @@ the last one of the user, so an equal request gets an equal reply:
 - `echo X`, with a tool `echo` offered: calls `echo(text=X)`, then answers with the tool's result;
 - any text, with a tool `send_notices` offered: calls it once, then answers with its report;
 - otherwise the text is said back.
+
+A model called `window-N` refuses messages of more than N characters. Asked for a summary, each of them gives a short
+one, or plays the step of the last `{"summary": step}` in the text to be summarised.
 """
 
 import json
@@ -22,6 +25,8 @@ Message = dict[str, Any]
 
 CUSTOMERS = [f"customer-{number}@example.com" for number in range(1, 6)]
 SUBJECT = "A notice for our customers"
+WINDOW = re.compile(r"window-([0-9]+)")
+ASKS_FOR_SUMMARY = "Answer with the summary alone."
 BODY = "Our opening hours change: from next month we open at nine."
 
 
@@ -87,7 +92,12 @@ Script = Callable[[Request], Reply]
 
 def converse(request: Request) -> Reply:
     """Return the reply of the built-in script; raises ValueError for a script step that makes no sense."""
+    window = WINDOW.fullmatch(request.get("model", ""))
+    if window and len(json.dumps(request["messages"], ensure_ascii=False)) > int(window[1]):
+        return Reply(fault=Fault.CONTEXT_LENGTH)
     text, answered, results = _since_last_user(request["messages"])
+    if ASKS_FOR_SUMMARY in _text(request["messages"][0].get("content") or ""):
+        return _summary(text)
     offered = {tool["function"]["name"] for tool in request.get("tools") or []}
     if (steps := _steps(text)) is not None:
         return reply_of(steps[answered]) if answered < len(steps) else Reply(text="The script has no further step.")
@@ -134,6 +144,13 @@ def _steps(text: str) -> list[dict[str, Any]] | None:
         if isinstance(value["script"], list):
             return value["script"]
     return None
+
+
+def _summary(text: str) -> Reply:
+    for brace in reversed(list(re.finditer(r'\{\s*"summary"', text))):
+        value, _ = json.JSONDecoder().raw_decode(text, brace.start())
+        return reply_of(value["summary"])
+    return Reply(text=f"They exchanged {len(text)} characters.")
 
 
 def _call(name: str, **arguments: Any) -> Reply:

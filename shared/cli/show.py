@@ -17,6 +17,8 @@ from shared.cli.timeline import one_line, span
 from shared.model import wire
 from shared.model.event import Event
 from shared.model.ids import TaskId
+from shared.model.prices import dollars
+from shared.model.session import Session
 from shared.model.submission import Submission
 from shared.model.task import Outcome, Task
 from shared.store import reads
@@ -75,7 +77,7 @@ def _session_json(row: Row) -> dict[str, object]:
 
 def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
     return {
-        "session": {**wire.session(view.session), "tokens_in": view.tokens_in, "tokens_out": view.tokens_out},
+        "session": wire.session(view.session),
         "conversations": [wire.conversation(each) for each in view.conversations],
         "tasks": [wire.task(each) for each in view.tasks],
         "submissions": [wire.submission(each) for each in view.submissions],
@@ -86,10 +88,7 @@ def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
 def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
     head, lasted = view.session, span(view.session.last_at - view.session.created_at)
     out.print(Text(f"session {head.id}", style="bold"))
-    out.print(
-        f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events,"
-        f" {view.tokens_in} tokens in, {view.tokens_out} out"
-    )
+    out.print(f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events, {_use(head)}")
     if head.erased_at is not None:
         out.print(Text(f"erased {_moment(head.erased_at)}", style="magenta"))
     if head.forked_from is not None:
@@ -119,12 +118,18 @@ def _print_submission(value: Submission, out: Console) -> None:
     state.append(str(value.outcome or value.status), style=OUTCOME_STYLES.get(value.outcome or Outcome.SUCCEEDED, ""))
     if value.done_at is not None:
         state.append(f" in {span(value.done_at - value.created_at)}")
+    state.append(f", {_use(value)}")
     state.append(f"  request {one_line(value.request_id, out.width - state.cell_len - 10)}", style="dim")
     out.print(state)
     out.print(f"    < {one_line(value.input, out.width - 6)}")
     told = value.error if value.error is not None else value.output
     if told is not None:
         out.print(f"    > {one_line(str(told), out.width - 6)}")
+
+
+def _use(value: Session | Submission) -> str:
+    cost = f", {dollars(value.cost)} USD" if value.cost else ""
+    return f"{value.tokens_in} tokens in, {value.tokens_out} out{cost}"
 
 
 def _tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:

@@ -27,6 +27,7 @@ STYLES = {
     "model_error": "red",
     "model_interrupted": "yellow",
     "model_cancelled": "yellow",
+    "model_request_voided": "yellow",
     "task_recovered": "yellow",
     "task_failed": "red",
     "task_blocked": "yellow",
@@ -88,6 +89,8 @@ def summary(type: str, payload: dict[str, Any] | None) -> str:
             return " ".join(filter(None, (said, f"calls {', '.join(called)}" if called else "")))
         case "model_interrupted":
             return f"{payload['reason']}: {payload['text']}"
+        case "context_compacted":
+            return f"up to {payload['upto']}, about {payload['tokens_before']} tokens are {payload['tokens_after']}"
         case "tool_call_start":
             return f"{payload['tool']} {_compact(payload['arguments'])}"
         case "tool_call_success":

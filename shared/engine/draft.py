@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 from uuid import UUID
 
 from shared.engine import cancellation, endings
@@ -26,6 +27,7 @@ from shared.model.commit import (
     NewWait,
     Redaction,
     SubmissionEnd,
+    SubmissionUse,
     TaskChange,
 )
 from shared.model.document import StoredDocument
@@ -34,17 +36,19 @@ from shared.model.event import (
     Event,
     HumanApprovalAnswered,
     HumanApprovalRequested,
+    ModelUse,
     Payload,
     SignalMissed,
     SignalReceived,
     SignalTaken,
     SubmissionDone,
     TaskCreated,
+    Usage,
     UserMessage,
 )
 from shared.model.ids import ApprovalId, ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
 from shared.model.json import Json, canonical, clean, duplicate
-from shared.model.session import Conversation, Inbox
+from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Attempt, Outcome, Requirement, Status, Task
@@ -61,6 +65,18 @@ class Origin:
 
 
 NOBODY = Origin()
+
+
+Total = TypeVar("Total", Session, SubmissionUse)
+
+
+def _with_use(total: Total, usage: Usage) -> Total:
+    return replace(
+        total,
+        tokens_in=total.tokens_in + usage.tokens_in,
+        tokens_out=total.tokens_out + usage.tokens_out,
+        cost=total.cost + (usage.cost or 0),
+    )
 
 
 class Draft:
@@ -87,6 +103,7 @@ class Draft:
         self._new_submissions: list[Submission] = []
         self._submissions_started: list[SubmissionId] = []
         self._submissions_ended: list[SubmissionEnd] = []
+        self._submissions_used: dict[SubmissionId, SubmissionUse] = {}
         self._new_approvals: list[Approval] = []
         self._approvals: list[ApprovalChange] = []
         self._new_signals: list[tuple[Signal, bytes]] = []
@@ -114,10 +131,12 @@ class Draft:
         causes: Iterable[int],
         task: Task | None = None,
         conversation_id: ConversationId | None = None,
-        tokens_in: int | None = None,
-        tokens_out: int | None = None,
     ) -> int:
-        """Append a fact and return its seq; conversation and fence are the task's where it has them."""
+        """Append a fact and return its seq; conversation and fence are the task's where it has them.
+
+        What a model call used is added to the totals of the session and of the task's submission.
+        """
+        usage = payload.usage if isinstance(payload, ModelUse) else None
         self.session, event = chain.append(
             self.session,
             payload,
@@ -129,11 +148,29 @@ class Draft:
             worker_id=self._origin.worker_id,
             pool=self._origin.pool,
             environment=self._origin.environment,
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
+            tokens_in=usage.tokens_in if usage else None,
+            tokens_out=usage.tokens_out if usage else None,
         )
         self._events.append(event)
+        if usage is not None:
+            self._charge(usage, task.submission_id if task else None)
         return event.seq
+
+    def _charge(self, usage: Usage, submission_id: SubmissionId | None) -> None:
+        self.session = _with_use(self.session, usage)
+        if submission_id is not None:
+            used = self._submissions_used.get(submission_id, SubmissionUse())
+            self._submissions_used[submission_id] = _with_use(used, usage)
+
+    def used_for(self, submission_id: SubmissionId) -> SubmissionUse:
+        """What model calls have used for a submission, this draft's included."""
+        stored = self.view.submission_use(submission_id)
+        added = self._submissions_used.get(submission_id, SubmissionUse())
+        return SubmissionUse(
+            tokens_in=stored.tokens_in + added.tokens_in,
+            tokens_out=stored.tokens_out + added.tokens_out,
+            cost=stored.cost + added.cost,
+        )
 
     def add(self, task: Task) -> None:
         """Make a task."""
@@ -470,6 +507,7 @@ class Draft:
             new_submissions=tuple(self._new_submissions),
             submissions_started=tuple(self._submissions_started),
             submissions_ended=tuple(self._submissions_ended),
+            submissions_used=self._submissions_used,
             new_approvals=tuple(self._new_approvals),
             approvals=tuple(self._approvals),
             new_signals=tuple(self._new_signals),

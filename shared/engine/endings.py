@@ -7,6 +7,7 @@ from uuid import UUID
 
 from shared.kernel import background, moves, recovery
 from shared.kernel.intake import GENERATION
+from shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_text
 from shared.model.event import (
     ModelInterrupted,
     TaskCancelled,
@@ -19,6 +20,7 @@ from shared.model.event import (
 )
 from shared.model.ids import SubmissionId, new_task_id
 from shared.model.json import Json
+from shared.model.prices import Prices
 from shared.model.task import Fail, Outcome, Status, Task
 
 if TYPE_CHECKING:
@@ -50,19 +52,25 @@ def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> No
 
 
 def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
-    """What a model request showed before it was cut stays as a record; its tokens are an estimate."""
+    """What a model request showed before it was cut stays as a record; its tokens, in and out, are an estimate."""
     shown = _shown(draft, task)
+    # Not read as a ModelRequest: one of a newer version must not keep this process from ending the attempt.
+    request = task.checkpoint.get("request") or task.input.get("request") or {}
     handle = background.handle(task)
-    usage = Usage(tokens_in=handle["tokens_in"] if handle else 0, tokens_out=len(shown) // 4, estimated=True)
-    payload = ModelInterrupted(text=shown, reason=reason, usage=usage)
-    request = task.checkpoint.get("request_seq")
-    draft.event(
-        payload,
-        causes=[request] if request else task.causes,
-        task=task,
-        tokens_in=usage.tokens_in or None,
-        tokens_out=usage.tokens_out,
-    )
+    asked = handle["tokens_in"] if handle else _asked(draft, task, request)
+    usage = Usage(tokens_in=asked, tokens_out=estimate_text(shown), estimated=True)
+    prices = Prices.model_validate(request["prices"]) if request.get("prices") else None
+    payload = ModelInterrupted(text=shown, reason=reason, usage=usage.charged(prices))
+    cause = task.checkpoint.get("request_seq")
+    draft.event(payload, causes=[cause] if cause else task.causes, task=task)
+
+
+def _asked(draft: Draft, task: Task, request: dict[str, Json]) -> int:
+    """About how many tokens a request has."""
+    if task.conversation_id is None or "cutoff" not in request:
+        return 0
+    tokens, characters = draft.view.context_size(task.conversation_id, request["cutoff"])
+    return tokens + characters // CHARACTERS_A_TOKEN
 
 
 def give_up_response(draft: Draft, generation: Task) -> None:

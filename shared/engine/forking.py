@@ -59,6 +59,7 @@ def fork(ledger: Ledger, session: Session, at: int, request_id: str) -> ForkRece
         forked_from=cut.session.id,
         forked_at=cut.seq,
         fork_request=digest,
+        **past.used,
     )
     try:
         commit = patiently(

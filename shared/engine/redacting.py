@@ -95,7 +95,7 @@ def erase(ledger: Ledger, tenant: str, session_id: SessionId, *, reason: str, wh
 
 
 def repeated_in(events: Iterable[Event], gone: Sequence[Row]) -> tuple[int, ...]:
-    """Events still there that have parts of what was redacted: the same call, or the answer that ended a submission."""
+    """Events still there that have parts of what was redacted: of the same call, an answer, or a summary of it."""
     calls = {call_id for row in gone for call_id in _call_ids(row["payload"])}
     tasks = {row["task_id"] for row in gone if row["type"] in OF_CALLS}
     answers = {cause for row in gone if row["type"] == "submission_done" for cause in row["causes"]}
@@ -103,6 +103,10 @@ def repeated_in(events: Iterable[Event], gone: Sequence[Row]) -> tuple[int, ...]
     def repeats(event: Event) -> bool:
         if event.type == "model_output":
             return event.seq in answers or not calls.isdisjoint(_call_ids(json.loads(event.payload_text)))
+        if event.type == "context_compacted":
+            # A summary may have words of all that it stands for.
+            upto = json.loads(event.payload_text)["upto"]
+            return any(row["seq"] <= upto and row["conversation_id"] == event.conversation_id for row in gone)
         if event.type not in OF_CALLS:
             return False
         own = _call_ids(json.loads(event.payload_text))

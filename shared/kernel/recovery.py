@@ -6,11 +6,14 @@ from shared.kernel.background import RESPONSE_CANCEL
 from shared.kernel.intake import GENERATION, INTAKE
 from shared.model.task import Task
 
+COMPACTION = "compaction"
+"""The kind of a task that shortens the context of its owner, a generation."""
+
 EFFECT_PHASES = frozenset({"execute", "reconcile"})
 """Phases of a tool call in which its intent is committed, so that its effect may have happened."""
 
 REQUEST_PHASES = frozenset({"request", "retry"})
-"""Phases of a generation in which the model may have been called."""
+"""Phases of a generation or a compaction in which the model may have been called."""
 
 
 def may_run_again(task: Task, restart_limit: int) -> bool:
@@ -24,10 +27,10 @@ def effect_is_unknown(task: Task) -> bool:
 
 
 def asked_the_model(task: Task) -> bool:
-    """Whether the task is a generation whose present phase calls the model."""
-    return task.kind == GENERATION and task.phase in REQUEST_PHASES
+    """Whether the present phase of the task calls the model."""
+    return task.kind in (GENERATION, COMPACTION) and task.phase in REQUEST_PHASES
 
 
 def is_call(task: Task) -> bool:
     """Whether the task is a tool call or a flow, whose end is a tool event."""
-    return task.kind not in (GENERATION, INTAKE, RESPONSE_CANCEL)
+    return task.kind not in (GENERATION, INTAKE, COMPACTION, RESPONSE_CANCEL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 
 from shared.model.approval import Approval
 from shared.model.document import StoredDocument
@@ -105,6 +106,15 @@ class Redaction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SubmissionUse:
+    """What model calls used for a submission: what a commit adds to its totals, or the totals."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
     """The write set. `session` is the head after it; what is not named is not touched."""
 
@@ -127,6 +137,7 @@ class Commit:
     new_submissions: tuple[Submission, ...] = ()
     submissions_started: tuple[SubmissionId, ...] = ()
     submissions_ended: tuple[SubmissionEnd, ...] = ()
+    submissions_used: dict[SubmissionId, SubmissionUse] = field(default_factory=dict)
     new_approvals: tuple[Approval, ...] = ()
     approvals: tuple[ApprovalChange, ...] = ()
     new_signals: tuple[tuple[Signal, bytes], ...] = ()

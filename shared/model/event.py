@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from shared.model.ids import ConversationId, SessionId, TaskId, WorkerId
 from shared.model.json import Json
+from shared.model.prices import Prices, Usd
 
 LOG_FORMAT = 1
 """Raised whenever a type or a version is added; a session stores the highest format in its log."""
@@ -107,6 +108,8 @@ class ModelRequest(Payload):
     tools: list[ToolReference]
     cutoff: int
     """The last seq that belongs to the context."""
+    prices: Prices | None = None
+    """What each attempt of this request is charged at."""
 
 
 class ModelCall(BaseModel):
@@ -129,6 +132,15 @@ class Usage(BaseModel):
     tokens_cached: int = 0
     tokens_reasoning: int = 0
     estimated: bool = False
+    cost: Usd | None = None
+    """By the prices of then, so that a later change of prices leaves it; None for an agent without prices."""
+
+    def charged(self, prices: Prices | None) -> Usage:
+        """The same use with its cost."""
+        if prices is None:
+            return self
+        cost = prices.cost(tokens_in=self.tokens_in, tokens_cached=self.tokens_cached, tokens_out=self.tokens_out)
+        return self.model_copy(update={"cost": cost})
 
 
 class ModelAccepted(Payload):
@@ -171,7 +183,7 @@ class ModelOutput(Payload):
 
 
 class ModelInterrupted(Payload):
-    """An attempt that ended without the provider's terminal marker; its text drives nothing."""
+    """An attempt that ended without the provider's terminal marker, or is of no use; its text drives nothing."""
 
     event_type = "model_interrupted"
     text: str
@@ -188,6 +200,32 @@ class ModelError(Payload):
     code: str | None = None
     retry_seconds: float | None = None
     request_digest: str | None = None
+
+
+class ModelRequestVoided(Payload):
+    """A request that was too long for the model; another one takes its place when the context is compacted."""
+
+    event_type = "model_request_voided"
+    reason: str
+    request_digest: str
+
+
+class ContextCompacted(Payload):
+    """From here on the model is shown `summary` in place of all that its conversation held up to `upto`.
+
+    The events themselves stay. `tokens_before` and `tokens_after` judge the context by its length.
+    """
+
+    event_type = "context_compacted"
+    upto: int
+    summary: str
+    unanswered: str | None = None
+    """What the user had said last, word for word, where the cut lies in the middle of the work on it."""
+    tokens_before: int
+    tokens_after: int
+    model: str
+    response_id: str | None = None
+    usage: Usage
 
 
 class ToolEvent(Payload):
@@ -424,6 +462,8 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
         ModelOutput,
         ModelInterrupted,
         ModelError,
+        ModelRequestVoided,
+        ContextCompacted,
         ToolCallStart,
         ToolCallSuccess,
         ToolCallError,
@@ -476,6 +516,10 @@ class Event:
     hash: bytes
     redacted_at: datetime | None = None
     """Since when its content is gone: then the payload text is GONE and the salt empty."""
+
+
+ModelUse: TypeAlias = ModelOutput | ModelInterrupted | ContextCompacted
+"""What says that a model call was made, and what it used."""
 
 
 def read_payload(type: str, version: int, content: Json) -> Payload:

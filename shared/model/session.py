@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.submission import Mode
@@ -11,7 +12,7 @@ from shared.model.submission import Mode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One piece of ongoing work; `last_*` is the head of its log."""
+    """One piece of ongoing work; `last_*` is the head of its log, the rest what all its model calls used so far."""
 
     id: SessionId
     tenant: str
@@ -27,6 +28,10 @@ class Session:
     forked_at: int | None = None
     fork_request: bytes | None = None
     """The digest of the request that made this fork."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: Decimal = Decimal(0)
+    """USD, of those calls that had prices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

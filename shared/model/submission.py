@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId
@@ -28,7 +29,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """One accepted input as stored; `output` is the answer, `error` why there is none."""
+    """One accepted input as stored; `output` is the answer, `error` why there is none.
+
+    Tokens and `cost` (USD) are what the model calls of the tasks at work on it used so far.
+    """
 
     id: SubmissionId
     tenant: str
@@ -45,6 +49,9 @@ class Submission:
     error: str | None = None
     created_at: datetime
     done_at: datetime | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: Decimal = Decimal(0)
 
 
 class CancelState(StrEnum):

@@ -12,6 +12,7 @@ from shared.model.document import DocumentVersion, StoredDocument
 from shared.model.event import Event
 from shared.model.fork import ForkReceipt
 from shared.model.json import Json
+from shared.model.prices import dollars
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Conversation, Session
 from shared.model.signal import SignalReceipt
@@ -60,6 +61,7 @@ def session(value: Session) -> dict[str, Json]:
         "erased_at": _time(value.erased_at),
         "forked_from": _id(value.forked_from),
         "forked_at": value.forked_at,
+        **_use(value),
     }
 
 
@@ -118,6 +120,7 @@ def submission(value: Submission) -> dict[str, Json]:
         "error": value.error,
         "created_at": _time(value.created_at),
         "done_at": _time(value.done_at),
+        **_use(value),
     }
 
 
@@ -224,6 +227,11 @@ def erasure(value: ErasureReceipt) -> dict[str, Json]:
 
 def cancellation(value: Cancellation) -> dict[str, Json]:
     return {"session_id": _id(value.session_id), "state": value.state, "outcome": value.outcome}
+
+
+def _use(value: Session | Submission) -> dict[str, Json]:
+    """What model calls used: tokens, and US dollars as decimal text."""
+    return {"tokens_in": value.tokens_in, "tokens_out": value.tokens_out, "cost": dollars(value.cost)}
 
 
 def _id(value: UUID | None) -> str | None:

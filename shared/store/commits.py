@@ -20,7 +20,7 @@ from sqlalchemy import ARRAY, Boolean, Double, Text, Uuid, any_, bindparam, case
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
 from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
-from shared.model.commit import ApprovalChange, Commit, Guard, InboxEntry, NewAttempt
+from shared.model.commit import ApprovalChange, Commit, Guard, InboxEntry, NewAttempt, SubmissionUse
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import canonical
 from shared.model.submission import Submission
@@ -152,10 +152,11 @@ def _check(guard: Guard, view: View) -> None:
 
 
 INSERT_SESSION = Statement(insert(sessions).values({column.name: bindparam(column.name) for column in sessions.c}))
+HEAD_COLUMNS = ("log_format", "last_seq", "last_hash", "last_at", "tokens_in", "tokens_out", "cost")
 MOVE_HEAD = Statement(
     update(sessions)
     .where(sessions.c.id == bindparam("session_id"))
-    .values({name: bindparam(name) for name in ("log_format", "last_seq", "last_hash", "last_at")})
+    .values({name: bindparam(name) for name in HEAD_COLUMNS})
 )
 _CONVERSATION = insert_or_update(conversations).values({c.name: bindparam(c.name) for c in conversations.c})
 SAVE_CONVERSATION = Statement(
@@ -219,6 +220,10 @@ START_SUBMISSION = Statement(
     .where(submissions.c.id == bindparam("submission_id"), submissions.c.status == "accepted")
     .values(status="running")
 )
+_ADD_USE = {
+    name: submissions.c[name] + bindparam(f"used_{name}", type_=submissions.c[name].type)
+    for name in ("tokens_in", "tokens_out", "cost")
+}
 END_SUBMISSION = Statement(
     update(submissions)
     .where(submissions.c.id == bindparam("submission_id"), submissions.c.status != "done")
@@ -228,8 +233,10 @@ END_SUBMISSION = Statement(
         output=bindparam("output"),
         error=bindparam("error"),
         done_at=func.clock_timestamp(),
+        **_ADD_USE,
     )
 )
+USE_SUBMISSION = Statement(update(submissions).where(submissions.c.id == bindparam("submission_id")).values(**_ADD_USE))
 INSERT_APPROVAL = Statement(insert(approvals).values({c.name: bindparam(c.name) for c in approvals.c}))
 _ANSWER_COLUMNS = (
     "answer",
@@ -345,9 +352,19 @@ def _additions(commit: Commit) -> list[Call]:
     calls += [START_SUBMISSION(submission_id=each) for each in commit.submissions_started]
     calls += [
         END_SUBMISSION(
-            submission_id=each.submission_id, outcome=each.outcome, output=each.output_text, error=each.error
+            submission_id=each.submission_id,
+            outcome=each.outcome,
+            output=each.output_text,
+            error=each.error,
+            **_use(commit.submissions_used.get(each.submission_id, SubmissionUse())),
         ).must_touch(1)
         for each in commit.submissions_ended
+    ]
+    ended = {each.submission_id for each in commit.submissions_ended}
+    calls += [
+        USE_SUBMISSION(submission_id=submission_id, **_use(used)).must_touch(1)
+        for submission_id, used in commit.submissions_used.items()
+        if submission_id not in ended
     ]
     calls += [INSERT_APPROVAL(**rows.approval_row(each)) for each in commit.new_approvals]
     calls += [_approval_change(each) for each in commit.approvals]
@@ -374,6 +391,10 @@ def _additions(commit: Commit) -> list[Call]:
         calls.append(DELETE_HINTS(ids=list(commit.no_longer_pending)))
     calls += [insert_hint(each, commit.session.tenant, commit.hint_delays.get(each.id, 0)) for each in commit.pending]
     return calls
+
+
+def _use(used: SubmissionUse) -> dict[str, object]:
+    return {"used_tokens_in": used.tokens_in, "used_tokens_out": used.tokens_out, "used_cost": used.cost}
 
 
 def _approval_change(change: ApprovalChange) -> Call:
@@ -405,10 +426,7 @@ def _head(commit: Commit) -> Call:
     session = commit.session
     return MOVE_HEAD(
         session_id=session.id,
-        log_format=session.log_format,
-        last_seq=session.last_seq,
-        last_hash=session.last_hash,
-        last_at=session.last_at,
+        **{name: getattr(session, name) for name in HEAD_COLUMNS},
     ).must_touch(1)
 
 

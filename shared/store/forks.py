@@ -6,7 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Text, and_, any_, bindparam, case, null, or_, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Integer,
+    Numeric,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    case,
+    func,
+    null,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy import cast as sql_cast
 
 from shared.kernel.fork import CALL_EVENTS, CallFact
 from shared.model.document import StoredDocument
@@ -16,6 +32,7 @@ from shared.model.session import Conversation, Session
 from shared.model.task import Task
 from shared.store import documents, reads, rows
 from shared.store.database import Database, Row, Statement
+from shared.store.lineage import LOG
 from shared.store.tables import events, sessions, tasks
 
 _NEXT = events.alias("next")
@@ -65,6 +82,26 @@ CARRIED_UNKNOWN = Statement(
     )
     .order_by(tasks.c.id)
 )
+_USED = (
+    select(
+        func.sum(events.c.tokens_in).label("tokens_in"),
+        func.sum(events.c.tokens_out).label("tokens_out"),
+        func.sum(sql_cast(events.c.payload.op("->")("usage").op("->>")("cost"), Numeric)).label("cost"),
+    )
+    .where(
+        events.c.session_id == LOG.c.session_id,
+        events.c.seq <= func.least(LOG.c.up_to, bindparam("at", type_=Integer)),
+        events.c.tokens_in.is_not(None),
+    )
+    .lateral("used")
+)
+USED = Statement(
+    select(
+        sql_cast(func.coalesce(func.sum(_USED.c.tokens_in), 0), BigInteger).label("tokens_in"),
+        sql_cast(func.coalesce(func.sum(_USED.c.tokens_out), 0), BigInteger).label("tokens_out"),
+        func.coalesce(func.sum(_USED.c.cost), 0).label("cost"),
+    ).select_from(LOG.join(_USED, true()))
+)
 SESSION_BY_FORK_REQUEST = Statement(select(sessions).where(sessions.c.fork_request == bindparam("digest")))
 BY_ID = Statement(select(sessions).where(sessions.c.id == bindparam("session_id")))
 
@@ -92,6 +129,8 @@ class Past:
     unknown: Sequence[Task]
     """Calls, as tasks of the session, whose effect was unknown already when the session itself was forked."""
     documents: Sequence[StoredDocument]
+    used: Row
+    """What model calls had used by then: tokens_in, tokens_out, cost."""
 
 
 def cut_of(database: Database, session: Session, at: int) -> Cut | None:
@@ -113,12 +152,15 @@ def past_of(database: Database, cut: Cut) -> Past:
     source = cut.session
     (talks,) = database.run_patiently(reads.SESSION_CONVERSATIONS(session_id=source.id))
     main = next(rows.conversation(row) for row in talks.rows if row["owner_id"] is None)
-    calls, output, carried = database.run_patiently(
+    calls, output, carried, used = database.run_patiently(
         CALLS(session_id=source.id, at=cut.seq, types=list(CALL_EVENTS)),
         LAST_OUTPUT(session_id=source.id, conversation_id=main.id, at=cut.seq),
         CARRIED_UNKNOWN(session_id=source.id, after=source.forked_at or 0),
+        USED(session_id=source.id, at=cut.seq),
     )
+    assert used.first is not None
     return Past(
+        used=used.first,
         main=_as_of(database, main, cut.seq),
         calls=[CallFact(**row) for row in calls.rows],
         planned=_calls_of(output.first),
@@ -143,7 +185,8 @@ def _as_of(database: Database, main: Conversation, seq: int) -> Conversation:
     """The conversation with the version of the agent that the log had pinned by then."""
     types, continues = (SystemPromptSet.event_type,), main.continues is not None
     found = reads.context(database, main.session_id, main.id, seq, types, continues=continues)
-    version = SystemPromptSet.model_validate(found[-1]["payload"]).agent_version if found else None
+    prompts = [row["payload"] for row in found if row["type"] == SystemPromptSet.event_type]
+    version = SystemPromptSet.model_validate(prompts[-1]).agent_version if prompts else None
     return replace(main, agent_version=version)
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
-from sqlalchemy import ARRAY, BigInteger, Integer, Text, any_, bindparam, func, literal, literal_column, select, true
+from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, func, literal, literal_column, select, union_all
 from sqlalchemy import cast as sql_cast
 
 from shared.model.approval import Approval
 from shared.model.document import StoredDocument
 from shared.model.event import Event
 from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
+from shared.model.json import Json
 from shared.model.session import Conversation, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import documents, lineage, rows
 from shared.store.database import Call, Database, Result, Row, Statement
-from shared.store.lineage import LOG, LogPart
+from shared.store.lineage import LogPart
 from shared.store.tables import (
     approvals,
     conversations,
@@ -55,16 +57,29 @@ LOOK = Statement(
     .where(tasks.c.id == bindparam("task_id"))
 )
 CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindparam("conversation_id")))
-CONTEXT = Statement(
-    select(events.c.seq, events.c.type, events.c.version, events.c.payload)
-    .where(
-        events.c.session_id == bindparam("session_id"),
-        events.c.conversation_id == bindparam("conversation_id"),
-        events.c.seq <= bindparam("cutoff"),
-        events.c.type == any_(bindparam("types", type_=ARRAY(Text))),
-    )
-    .order_by(events.c.seq)
+_OF_CONTEXT = (
+    events.c.session_id == bindparam("session_id"),
+    events.c.conversation_id == bindparam("conversation_id"),
+    events.c.seq <= bindparam("cutoff"),
 )
+_CONTEXT_EVENT = (events.c.seq, events.c.type, events.c.version, events.c.payload)
+
+
+def _newest(type: str) -> Select[tuple[int, str, int, Json]]:
+    """The newest event of a type at which a context begins; an index holds these only."""
+    # Written out: the server can use the index only if it sees the value.
+    of_type = events.c.type == literal_column(f"'{type}'")
+    return select(*_CONTEXT_EVENT).where(*_OF_CONTEXT, of_type).order_by(events.c.seq.desc()).limit(1)
+
+
+_COMPACTED = _newest("context_compacted").cte("compacted")
+_UPTO = select(sql_cast(_COMPACTED.c.payload.op("->>")("upto"), Integer)).scalar_subquery()
+_BEHIND = select(*_CONTEXT_EVENT).where(
+    *_OF_CONTEXT,
+    events.c.seq > func.coalesce(_UPTO, 0),
+    events.c.type == any_(bindparam("types", type_=ARRAY(Text))),
+)
+CONTEXT = Statement(union_all(_newest("system_prompt_set"), select(_COMPACTED), _BEHIND).order_by("seq"))
 RESULTS_AFTER = Statement(
     select(events.c.seq)
     .where(
@@ -157,17 +172,6 @@ _ABOVE = (
 )
 _ABOVE = _ABOVE.union_all(select(tasks.c.owner_id, tasks.c.kind).join(_ABOVE, tasks.c.id == _ABOVE.c.owner_id))
 AGENTS_ABOVE = Statement(select(func.count().label("agents")).where(_ABOVE.c.kind.startswith("agent:")))
-_USED = (
-    select(func.sum(events.c.tokens_in).label("tokens_in"), func.sum(events.c.tokens_out).label("tokens_out"))
-    .where(events.c.session_id == LOG.c.session_id, events.c.seq <= LOG.c.up_to)
-    .lateral("used")
-)
-USAGE = Statement(
-    select(
-        sql_cast(func.coalesce(func.sum(_USED.c.tokens_in), 0), BigInteger).label("tokens_in"),
-        sql_cast(func.coalesce(func.sum(_USED.c.tokens_out), 0), BigInteger).label("tokens_out"),
-    ).select_from(LOG.join(_USED, true()))
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,9 +223,10 @@ def context(
     *,
     continues: bool = False,
 ) -> list[Row]:
-    """The events of these types up to the cutoff, in order: rows (seq, type, version, payload).
+    """What a context is made of, up to the cutoff and in order: rows (seq, type, version, payload).
 
-    A conversation that `continues` one of the past has its events too.
+    The newest instructions, the newest compaction, and the events of these types behind what that one replaces; what
+    lies before is not read. A conversation that `continues` one of the past has what that is made of too.
     """
     parts = lineage.past_of_conversation(database, conversation_id) if continues else []
     results = database.run(
@@ -325,29 +330,33 @@ class SessionView:
     tasks: tuple[Task, ...]
     submissions: tuple[Submission, ...]
     documents: tuple[StoredDocument, ...]
-    tokens_in: int
-    tokens_out: int
 
+    @property
+    def tokens_in(self) -> int:
+        """Tokens into the model in all its calls, estimates for interrupted ones included."""
+        return self.session.tokens_in
 
-def usage(database: Database, session_id: SessionId) -> tuple[int, int]:
-    """Tokens into and out of the model in a session and its past, estimates of interrupted calls included."""
-    (result,) = database.run(USAGE(session_id=session_id))
-    assert result.first is not None
-    return int(result.first["tokens_in"]), int(result.first["tokens_out"])
+    @property
+    def tokens_out(self) -> int:
+        return self.session.tokens_out
+
+    @property
+    def cost(self) -> Decimal:
+        """USD for all calls of agents with prices."""
+        return self.session.cost
 
 
 def session_view(database: Database, tenant: str, session_id: SessionId) -> SessionView | None:
     """The whole current view of a session, None if the tenant has none of that id."""
-    found, talks, work, inputs, papers, usage = _read(
+    found, talks, work, inputs, papers = _read(
         database,
         SESSION(session_id=session_id, tenant=tenant),
         SESSION_CONVERSATIONS(session_id=session_id),
         SESSION_TASKS(session_id=session_id),
         SESSION_SUBMISSIONS(session_id=session_id),
         documents.SESSION_DOCUMENTS(session_id=session_id, seq=documents.ALL),
-        USAGE(session_id=session_id),
     )
-    if found.first is None or usage.first is None:
+    if found.first is None:
         return None
     return SessionView(
         session=rows.session(found.first),
@@ -355,8 +364,6 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
         tasks=tuple(rows.task(row) for row in work.rows),
         submissions=tuple(rows.submission(row) for row in inputs.rows),
         documents=tuple(documents.read(papers.rows)),
-        tokens_in=usage.first["tokens_in"],
-        tokens_out=usage.first["tokens_out"],
     )
 
 

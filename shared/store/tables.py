@@ -20,6 +20,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
@@ -60,6 +61,9 @@ sessions = Table(
     Column("forked_from", Uuid, ForeignKey(f"{SCHEMA}.sessions.id")),
     Column("forked_at", Integer),
     Column("fork_request", LargeBinary),
+    Column("tokens_in", BigInteger, nullable=False, server_default=text("0")),
+    Column("tokens_out", BigInteger, nullable=False, server_default=text("0")),
+    Column("cost", Numeric, nullable=False, server_default=text("0")),
     CheckConstraint("last_seq >= 0", name="last_seq"),
     CheckConstraint("octet_length(last_hash) = 32", name="last_hash"),
     CheckConstraint("(forked_from IS NULL) = (forked_at IS NULL) AND last_seq > forked_at", name="fork"),
@@ -109,6 +113,14 @@ events = Table(
     CheckConstraint("seq > 0", name="seq"),
     CheckConstraint("causes = '{}' OR (0 < ALL (causes) AND seq > ALL (causes))", name="causes_are_earlier"),
     CheckConstraint("octet_length(hash) = 32 AND octet_length(prev_hash) = 32", name="hashes"),
+    Index(
+        "events_context_start_idx",
+        "session_id",
+        "conversation_id",
+        "type",
+        "seq",
+        postgresql_where=text("type IN ('system_prompt_set', 'context_compacted')"),
+    ),
 )
 
 documents = Table(
@@ -260,6 +272,9 @@ submissions = Table(
     Column("error", Text),
     Column("created_at", Time, nullable=False, server_default=func.clock_timestamp()),
     Column("done_at", Time),
+    Column("tokens_in", BigInteger, nullable=False, server_default=text("0")),
+    Column("tokens_out", BigInteger, nullable=False, server_default=text("0")),
+    Column("cost", Numeric, nullable=False, server_default=text("0")),
     UniqueConstraint("request_digest"),
     CheckConstraint("status IN ('accepted', 'running', 'done')", name="status"),
     CheckConstraint(

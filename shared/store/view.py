@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Text, Uuid, and_, any_, bindparam, func, literal_column, or_, select
+from sqlalchemy import ARRAY, Integer, Text, Uuid, and_, any_, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import cast as sql_cast
 
 from shared.errors import UnknownSession
 from shared.model.approval import Approval
+from shared.model.commit import SubmissionUse
 from shared.model.document import StoredDocument
-from shared.model.ids import ApprovalId, ConversationId, SessionId, TaskId
+from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
@@ -27,6 +29,7 @@ from shared.store.tables import (
     outbox,
     sessions,
     signals,
+    submissions,
     tasks,
     waits,
 )
@@ -152,6 +155,40 @@ ACTIVE_GENERATION = Statement(
         tasks.c.conversation_id == bindparam("conversation_id"),
         tasks.c.kind == "generation",
         tasks.c.status != "done",
+    )
+)
+SUBMISSION_USE = Statement(
+    select(submissions.c.tokens_in, submissions.c.tokens_out, submissions.c.cost).where(
+        submissions.c.id == bindparam("submission_id")
+    )
+)
+_COUNTED = (
+    select(
+        events.c.seq,
+        case(
+            (events.c.type == "model_output", events.c.tokens_in + events.c.tokens_out),
+            else_=sql_cast(events.c.payload.op("->>")("tokens_after"), Integer),
+        ).label("tokens"),
+    )
+    .where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.conversation_id == bindparam("conversation_id"),
+        events.c.seq <= bindparam("cutoff"),
+        events.c.type.in_([literal_column("'model_output'"), literal_column("'context_compacted'")]),
+    )
+    .order_by(events.c.seq.desc())
+    .limit(1)
+    .cte("counted")
+)
+CONTEXT_SIZE = Statement(
+    select(
+        func.coalesce(select(_COUNTED.c.tokens).scalar_subquery(), 0).label("tokens"),
+        func.coalesce(func.sum(func.length(sql_cast(events.c.payload, Text))), 0).label("characters"),
+    ).where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.conversation_id == bindparam("conversation_id"),
+        events.c.seq > func.coalesce(select(_COUNTED.c.seq).scalar_subquery(), 0),
+        events.c.seq <= bindparam("cutoff"),
     )
 )
 ATTEMPTS = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
@@ -289,6 +326,19 @@ class View:
             return None
         (result,) = self._open.run(documents.newest(self.session.id, name))
         return documents.read_one(result.rows)
+
+    def submission_use(self, submission_id: SubmissionId) -> SubmissionUse:
+        """What model calls have used for a submission."""
+        (result,) = self._open.run(SUBMISSION_USE(submission_id=submission_id))
+        return SubmissionUse() if result.first is None else SubmissionUse(**result.first)
+
+    def context_size(self, conversation_id: ConversationId, cutoff: int) -> tuple[int, int]:
+        """About how long a conversation's context is: tokens as last counted, and characters of what came since."""
+        (result,) = self._open.run(
+            CONTEXT_SIZE(session_id=self.session.id, conversation_id=conversation_id, cutoff=cutoff)
+        )
+        assert result.first is not None
+        return int(result.first["tokens"]), int(result.first["characters"])
 
     def attempts(self, task_id: TaskId) -> list[Attempt]:
         """All claims of a task, oldest first."""

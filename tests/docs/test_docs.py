@@ -9,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import typer
 
+from brain.loading import agents_in
 from deploy.demo import model_server
 from deploy.demo.model_scripts import Call, Reply, Request
 from hands import NotFound, ToolContext
@@ -235,6 +237,16 @@ def test_the_document_of_the_readme_reads_its_older_form(tmp_path: Path) -> None
         seq=3,
     )
     assert order.read(stored) == order(items=("tea",), currency="EUR")
+
+
+def test_the_agent_with_limits_of_the_readme_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_python_blocks(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    (clerk,) = agents_in(["clerk_agents"])["clerk"]
+
+    assert clerk.submission_cost == Decimal("0.05")
 
 
 @pytest.mark.parametrize(("cents", "rule"), [(500, "allow"), (50_000, "ask"), (5_000_000, "deny")])

@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -344,6 +345,32 @@ def a_conversation_has_one_open_generation_at_most(now: Snapshot) -> Iterator[st
             yield f"conversation {conversation} has open generations {generations}"
 
 
+def what_model_calls_used_adds_up(now: Snapshot) -> Iterator[str]:
+    used: dict[UUID, list[Decimal]] = defaultdict(lambda: [Decimal(0)] * 3)
+    # Of a call that was redacted the tokens are known, and no more what it cost.
+    told = {id: [True, True, True] for id in (*now.sessions, *now.submissions)}
+    for id, own in now.events.items():
+        past = _past(now, id)
+        for event in (*past, *own):
+            counted = {"tokens_in": event.tokens_in, "tokens_out": event.tokens_out}
+            payload = json.loads(event.payload_text)
+            usage = counted if payload is None and event.tokens_in is not None else (payload or {}).get("usage")
+            if usage is None:
+                continue
+            if (event.tokens_in, event.tokens_out) != (usage["tokens_in"], usage["tokens_out"]):
+                yield f"event {event.seq} of {id} has other tokens than its payload"
+            parts = [Decimal(usage.get(name) or 0) for name in ("tokens_in", "tokens_out", "cost")]
+            submission = None if event.task_id is None else now.tasks[event.task_id]["submission_id"]
+            totals = [id] if submission is None or event in past else [id, submission]
+            for total in totals:
+                used[total] = [before + part for before, part in zip(used[total], parts, strict=True)]
+                told[total][2] &= payload is not None
+    for id, row in (now.sessions | now.submissions).items():
+        stored = [row[name] for name in ("tokens_in", "tokens_out", "cost")]
+        if any(known and here != there for known, here, there in zip(told[id], stored, used[id], strict=True)):
+            yield f"{id} used {stored} by its row and {used[id]} by its log"
+
+
 def versions_of_a_document_follow_each_other(now: Snapshot) -> Iterator[str]:
     versions: dict[tuple[UUID, str], list[Row]] = defaultdict(list)
     for row in now.documents:
@@ -455,6 +482,7 @@ ALWAYS: tuple[Invariant, ...] = (
     nobody_waits_for_a_signal_that_is_there,
     what_is_decided_ends_with_the_work_it_owns,
     a_conversation_has_one_open_generation_at_most,
+    what_model_calls_used_adds_up,
     versions_of_a_document_follow_each_other,
     a_fork_goes_on_from_the_end_of_a_commit_and_says_so_first,
     the_events_of_a_commit_are_written_together,

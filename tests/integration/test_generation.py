@@ -217,7 +217,6 @@ def test_a_provider_that_asks_for_time_gets_it_as_a_stored_wake_time(brains: Fle
     [
         ("insufficient_quota", 429, "insufficient_quota"),
         ("401", 401, "invalid_api_key"),
-        ("context_length", 400, "context_length_exceeded"),
     ],
 )
 def test_an_error_that_cannot_heal_ends_the_input_at_once_and_says_why(

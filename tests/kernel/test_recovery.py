@@ -34,6 +34,8 @@ def test_a_phase_runs_again_until_the_restart_limit(attempts: int, limit: int, a
         ("generation", "tools", False, False),
         ("intake", "admit", False, False),
         ("response_cancel", "cancel", False, False),
+        ("compaction", "request", False, True),
+        ("compaction", "retry", False, True),
     ],
 )
 def test_only_what_may_have_acted_is_taken_for_unknown(kind: str, phase: str, unknown: bool, asked: bool) -> None:
@@ -41,7 +43,7 @@ def test_only_what_may_have_acted_is_taken_for_unknown(kind: str, phase: str, un
 
     assert recovery.effect_is_unknown(found) is unknown
     assert recovery.asked_the_model(found) is asked
-    assert recovery.is_call(found) is (kind not in ("generation", "intake", "response_cancel"))
+    assert recovery.is_call(found) is (kind not in ("generation", "intake", "response_cancel", "compaction"))
 
 
 @pytest.mark.promise("E6", "F11")

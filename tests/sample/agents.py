@@ -1,6 +1,6 @@
 """Agents for tests: the model server's directives decide what they do."""
 
-from brain import Agent
+from brain import Agent, Prices
 
 echo = Agent(name="echo", version=1, instructions="Echo what you are told.", tools=["echo"])
 worker = Agent(
@@ -74,4 +74,32 @@ nester = Agent(
 )
 thoughtful = Agent(
     name="thoughtful", version=1, instructions="Think it over.", tools=["echo"], background=True, request_seconds=60
+)
+small = Agent(
+    name="small",
+    version=1,
+    model="window-4000",
+    instructions="Do as you are told.",
+    tools=["echo"],
+    prices=Prices(input="0.5", output="2"),
+    request_seconds=20,
+)
+foreseeing = Agent(
+    name="foreseeing",
+    version=1,
+    model="window-8000",
+    instructions="Do as you are told.",
+    tools=["echo"],
+    context_tokens=1000,
+    request_seconds=20,
+)
+billed = Agent(
+    name="billed",
+    version=1,
+    instructions="Do as you are told, cheaply.",
+    tools=["echo"],
+    prices=Prices(input="0.15", cached_input="0.075", output="0.6"),
+    session_cost="0.001",
+    submission_tokens=1000,
+    request_seconds=20,
 )

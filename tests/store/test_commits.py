@@ -615,7 +615,7 @@ def test_an_event_says_who_wrote_it_when_why_and_in_what(shared_stage: Stage) ->
 
     def speak(draft: Draft, task: Task) -> Transition:
         payload = ModelInterrupted(text="half", reason="cut", usage=Usage(tokens_in=7, tokens_out=3))
-        draft.event(payload, causes=[2, 1, 2], task=task, tokens_in=7, tokens_out=3)
+        draft.event(payload, causes=[2, 1, 2], task=task)
         return Done()
 
     shared_stage.advance(task_id, decide(speak))

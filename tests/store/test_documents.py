@@ -531,8 +531,9 @@ def test_settings_inbox_live_work_and_usage_are_documents_made_of_rows(stage: St
             )
             draft.event(request, causes=[task.cause], task=task)
         for tokens in (5, 7):
-            output = ModelOutput(text="", calls=[], finish_reason="stop", model="m", usage=Usage(), request_digest="d")
-            draft.event(output, causes=[task.cause], task=task, tokens_in=10 * tokens, tokens_out=tokens)
+            usage = Usage(tokens_in=10 * tokens, tokens_out=tokens)
+            output = ModelOutput(text="", calls=[], finish_reason="stop", model="m", usage=usage, request_digest="d")
+            draft.event(output, causes=[task.cause], task=task)
         draft.spawn(play_task(draft, child, owner_id=task.id))
         return Wait([child], phase="tools")
 

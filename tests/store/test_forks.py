@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from brain import prompt
-from brain.generation import CONTEXT_TYPES
+from brain.history import DIALOGUE_TYPES
 from shared.client import Client
 from shared.engine import endings
 from shared.engine.draft import Draft
@@ -83,12 +83,12 @@ class Story:
             ],
             finish_reason="tool_calls",
             model="m",
-            usage=Usage(),
+            usage=Usage(tokens_in=tokens, tokens_out=1),
             request_digest="",
         )
 
         def change(draft: Draft) -> None:
-            seq = draft.event(output, causes=[1], conversation_id=main.id, tokens_in=tokens, tokens_out=1)
+            seq = draft.event(output, causes=[1], conversation_id=main.id)
             for name in names:
                 self.calls[name] = new_task_id()
                 draft.add(
@@ -156,7 +156,7 @@ class Story:
             self.session_id,
             main.id,
             self.head,
-            CONTEXT_TYPES,
+            DIALOGUE_TYPES,
             continues=main.continues is not None,
         )
         context = [
@@ -328,8 +328,11 @@ def test_documents_and_token_use_are_as_of_the_cut_and_go_on_from_there(story: S
     assert documents(fork.session_id) == {"plan": (3, 30), "notes": (1, 1)}
     assert documents(story.session_id) == {"plan": (3, 3), "notes": (1, 1), "more": (1, 1)}
     assert documents(fork.fork(fork.head).session_id) == documents(fork.session_id)
-    assert reads.usage(story.stage.database, fork.session_id) == (15, 2)
-    assert reads.usage(story.stage.database, story.session_id) == (110, 2)
+    used = {id: client.session(id) for id in (fork.session_id, story.session_id)}
+    assert {id: (view.tokens_in, view.tokens_out) for id, view in used.items()} == {
+        fork.session_id: (15, 2),
+        story.session_id: (110, 2),
+    }
     assert violations(story.stage.database_url) == []
 
 

@@ -39,13 +39,13 @@ def decided(
     given: Reply,
     *,
     offered: Sequence[ToolSpec] = (spec("send"), spec("find")),
-    used_ids: Collection[str] = (),
+    used_ids: Collection[str] | None = (),
     empty_replies: int = 0,
 ) -> Decision:
     return decide(given, offered=offered, used_ids=used_ids, empty_replies=empty_replies, prefix="call_7")
 
 
-def planned(given: Reply, used_ids: Collection[str] = ()) -> tuple[PlannedCall, ...]:
+def planned(given: Reply, used_ids: Collection[str] | None = ()) -> tuple[PlannedCall, ...]:
     decision = decided(given, used_ids=used_ids)
     assert isinstance(decision, CallTools)
     return decision.planned
@@ -110,6 +110,14 @@ def test_a_call_id_that_was_used_in_the_conversation_or_the_reply_is_renamed_and
 
     assert [one.call.call_id for one in plan] == ["call_7_0", "new", "call_7_2", "call_7_3"]
     assert [one.call.provider_id for one in plan] == ["old", "new", "new", ""]
+
+
+@pytest.mark.promise("E12")
+def test_behind_a_compaction_no_id_of_the_provider_is_taken_for_new() -> None:
+    plan = planned(reply(call(id="a"), call(id="")), used_ids=None)
+
+    assert [each.call.call_id for each in plan] == ["call_7_0", "call_7_1"]
+    assert [each.call.provider_id for each in plan] == ["a", ""]
 
 
 @pytest.mark.promise("E12")

@@ -308,3 +308,23 @@ def test_a_transcript_that_a_provider_refuses_is_refused(client: OpenAI, message
 
 def test_a_whole_transcript_has_no_problem() -> None:
     assert transcript_problem([*_user("x"), {"role": "assistant", "tool_calls": [CALL]}, RESULT]) is None
+
+
+def test_a_model_with_a_window_refuses_what_is_longer(client: OpenAI) -> None:
+    assert _ask(client, _user("short"), "window-100").choices[0].message.content == "You said: short"
+    with pytest.raises(openai.BadRequestError) as refused:
+        _ask(client, _user("long" * 25), "window-100")
+
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_asked_for_a_summary_it_gives_a_short_one_or_plays_the_last_step_for_it(client: OpenAI) -> None:
+    def summary(text: str) -> Any:
+        system = {"role": "system", "content": "Be brief. Answer with the summary alone."}
+        return _ask(client, [system, *_user(text)]).choices[0]
+
+    assert summary("They met and talked.").message.content == "They exchanged 20 characters."
+    steps = (
+        'User: {"summary": {"text": "first"}} Assistant: Yes. User: {"summary": {"text": "last", "fault": "length"}}'
+    )
+    assert (summary(steps).message.content, summary(steps).finish_reason) == ("last", "length")

@@ -12,6 +12,7 @@ import pytest
 from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, call_ids, render, request_digest
 from deploy.demo.model_server import transcript_problem
 from shared.model.event import (
+    ContextCompacted,
     ModelCall,
     ModelError,
     ModelInterrupted,
@@ -22,6 +23,7 @@ from shared.model.event import (
     SystemPromptSet,
     ToolCallError,
     ToolCallInterrupted,
+    ToolCallSettled,
     ToolCallSuccess,
     UnknownPayload,
     Usage,
@@ -299,3 +301,65 @@ def test_the_id_of_a_call_whose_reply_was_redacted_is_still_known_from_its_resul
     events[1] = replace(events[1], payload=RedactedPayload())
 
     assert call_ids(events) == {"a", "b"}
+
+
+def compacted(upto: int, summary: str = "They met.", unanswered: str | None = None) -> ContextCompacted:
+    return ContextCompacted(
+        upto=upto, summary=summary, unanswered=unanswered, tokens_before=9, tokens_after=1, model="m", usage=Usage()
+    )
+
+
+@pytest.mark.promise("B8", "E10")
+def test_a_summary_stands_in_place_of_all_up_to_its_cut_and_the_instructions_stay() -> None:
+    said = messages(prompt(), user("old"), output(call("a")), success("a"), user("new"), compacted(4))
+
+    assert [message["role"] for message in said] == ["system", "user", "user"]
+    assert said[0]["content"] == "Be kind."
+    assert "They met." in said[1]["content"]
+    assert said[2]["content"] == "new"
+
+
+@pytest.mark.promise("B8", "E10")
+def test_the_newest_compaction_within_the_cutoff_counts_and_one_beyond_it_does_not() -> None:
+    events = log(user("1"), user("2"), compacted(1, "first"), user("3"), compacted(2, "second"), user("4"))
+
+    newest = body(events)["messages"]
+    assert ["second" in newest[0]["content"], *(message["content"] for message in newest[1:])] == [True, "3", "4"]
+    earlier = body(events, cutoff=4)["messages"]
+    assert ["first" in earlier[0]["content"], *(message["content"] for message in earlier[1:])] == [True, "2", "3"]
+    assert body(events, cutoff=2)["messages"] == [{"role": "user", "content": text} for text in "12"]
+
+
+@pytest.mark.promise("E10")
+def test_behind_a_cut_in_the_middle_of_a_turn_the_users_words_stay() -> None:
+    said = messages(
+        user("do it"),
+        output(call("a")),
+        success("a"),
+        output(call("b")),
+        success("b"),
+        compacted(3, unanswered="do it"),
+    )
+
+    assert [message["role"] for message in said] == ["user", "assistant", "tool"]
+    assert said[0]["content"].endswith("\n\ndo it")
+
+
+@pytest.mark.promise("F6", "E10")
+def test_what_was_found_out_about_a_call_that_only_the_summary_tells_of_is_said_on_its_own() -> None:
+    settled = ToolCallSettled(
+        call_id="a",
+        tool="send",
+        version=2,
+        arguments={"to": "me"},
+        operation_id="o",
+        replay="unsafe",
+        approval="q",
+        answer="happened",
+        result="sent",
+    )
+    told = messages(user("old"), output(call("a")), interrupted("a"), user("new"), compacted(3), settled)
+    shown = messages(user("old"), output(call("a")), interrupted("a"), settled)
+
+    assert 'About your earlier call of send with {"to":"me"}: a person found out' in told[-1]["content"]
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool"]

@@ -1,0 +1,28 @@
+"""A conversation as its model is shown it: read from the log, and no more of it than the newest compaction leaves."""
+
+from __future__ import annotations
+
+from brain.prompt import ContextEvent
+from shared.model.event import read_payload
+from shared.model.task import Task
+from shared.store import reads
+from shared.store.database import Database
+
+RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
+DIALOGUE_TYPES = ("user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
+
+
+def read_context(database: Database, task: Task, cutoff: int) -> list[ContextEvent]:
+    """The events of the task's conversation up to the cutoff on which a request depends, in order."""
+    assert task.conversation_id is not None
+    continues = "continues" in task.checkpoint
+    found = reads.context(database, task.session_id, task.conversation_id, cutoff, DIALOGUE_TYPES, continues=continues)
+    return [
+        ContextEvent(
+            seq=row["seq"],
+            type=row["type"],
+            version=row["version"],
+            payload=read_payload(row["type"], row["version"], row["payload"]),
+        )
+        for row in found
+    ]
