@@ -300,3 +300,31 @@ def test_a_compaction_that_is_cancelled_alone_fails_its_input(desk: Desk) -> Non
         Outcome.FAILED,
         "the context is too long, and could not be compacted: cancelled",
     )
+
+
+@pytest.mark.promise("B8", "I3")
+def test_redacting_a_message_names_the_summary_that_stands_for_it(desk: Desk) -> None:
+    session = filled(desk)
+    desk.turn(f"third {LONG}", "done", session=session)
+    seqs = {event.type: event.seq for event in reversed(desk.stage.client.events(session))}
+
+    told = desk.stage.client.redact(session, [seqs["user_message"]], reason="why")
+
+    assert seqs["context_compacted"] in told.repeated_in
+    desk.stage.client.redact(session, [seqs["context_compacted"]], reason="why")
+    assert desk.stage.client.verify(session) is None
+
+
+@pytest.mark.promise("B8", "I7")
+def test_a_fork_goes_on_with_the_summary_of_its_past(desk: Desk) -> None:
+    session = filled(desk)
+    desk.turn(f"third {LONG}", "done", session=session)
+    fork = desk.stage.client.fork(session, at=desk.stage.client.session(session).session.last_seq)
+
+    desk.turn("and in the fork", "done there", session=fork.session_id)
+
+    messages = desk.asked[-1]["messages"]
+    assert [message["role"] for message in messages] == ["system", "user", "user", "assistant", "user"]
+    assert "They talked." in messages[1]["content"]
+    used = [desk.stage.client.session(id) for id in (session, fork.session_id)]
+    assert used[0].tokens_in < used[1].tokens_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from shared.model.event import (
     ModelOutput,
     ModelRequest,
     Payload,
+    RedactedPayload,
+    TaskGiven,
     ToolCallInterrupted,
     ToolCallSettled,
     ToolCallSuccess,
@@ -191,3 +194,22 @@ def test_texts_are_shortened_only_as_far_as_they_must(texts: list[str], room: in
     assert sum(map(len, short)) <= room + marks
     if sum(map(len, texts)) <= room:
         assert short == texts
+
+
+@pytest.mark.promise("E10", "A10")
+def test_what_another_agent_asked_for_is_a_turn_like_a_users() -> None:
+    rounds = [part for id in "abcd" for part in (calls(id), result(id, 500))]
+
+    assert made(TaskGiven(text="look into it", by="lead"), *rounds).unanswered == "look into it"
+
+
+@pytest.mark.promise("E10", "I3")
+@pytest.mark.parametrize("gone", [1, 2, 3, 4])
+def test_what_was_redacted_does_not_keep_a_context_from_being_cut(gone: int) -> None:
+    events = log(user("u" * 50), calls("a"), result("a", 500), answer(), user("and now"), answer(), user("then"))
+    events[gone - 1] = replace(events[gone - 1], payload=RedactedPayload())
+
+    found = cut(events)
+
+    assert found is not None
+    assert found.upto == 4
