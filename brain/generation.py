@@ -414,6 +414,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         cause=max(causes),
         round_number=task.input["round"] + 1,
         joined=task.checkpoint.get("joined", []),
+        priority=task.priority,
         now=task.created_at,
     )
     first_step = _prepare_step(

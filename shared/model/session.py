@@ -7,6 +7,7 @@ from datetime import datetime
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.submission import Mode
+from shared.model.task import Priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,3 +43,4 @@ class Inbox:
     submission_id: SubmissionId
     mode: Mode
     text: str
+    priority: Priority
