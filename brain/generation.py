@@ -472,6 +472,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         cause=max(causes),
         round_number=task.input["round"] + 1,
         joined=_joined(task),
+        priority=task.priority,
         now=task.created_at,
     )
     first_step = _prepare_step(

@@ -134,6 +134,7 @@ def _start(
         submission_id=task.submission_id,
         cause=seq,
         round_number=1,
+        priority=task.priority,
         now=draft.now,
     )
     draft.add(generation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from hands.calls import tool_kind
 from hands.flows import flow_kind
 from hands.loading import tools_in
@@ -19,7 +21,10 @@ def load(pool: str) -> Offering:
     tools = [tool for tool in loaded.tools if tool.pool == pool]
     flows = [flow for flow in loaded.flows if flow.definition.pool == pool]
     kinds = (*(tool_kind(tool) for tool in tools), *(flow_kind(flow) for flow in flows))
-    offers = tuple(Offer(name=kind.name, low=kind.version, high=kind.version) for kind in kinds)
+    limits = {tool.kind: tool.concurrency for tool in sorted(loaded.tools, key=attrgetter("version"))}
+    offers = tuple(
+        Offer(name=kind.name, low=kind.version, high=kind.version, concurrency=limits.get(kind.name)) for kind in kinds
+    )
     specs = (*(tool.spec() for tool in tools), *(flow.definition.spec() for flow in flows))
     return Offering(registry=registry(kinds, offers), specs=specs)
 

@@ -110,6 +110,8 @@ class Tool:
     pool: str
     output_limit: int
     """Bytes of a result that are kept."""
+    concurrency: int | None = None
+    """Calls of this name that run at a time, in all versions and over all workers; None: no limit."""
     arguments: Arguments
     takes_context: bool
     results: TypeAdapter[Any]
@@ -222,6 +224,7 @@ def tool(
     pool: str = DEFAULT_POOL,
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
+    concurrency: int | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -238,6 +241,7 @@ def tool(
     pool: str = DEFAULT_POOL,
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
+    concurrency: int | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Makes a typed function, sync or async, a tool.
 
@@ -245,7 +249,8 @@ def tool(
     or look it up (reconcile, see `Tool.lookup`). `timeout` and `settle` are seconds. `operation` gives the key of the
     effect from the validated arguments (one attribute each). `unknown` says who is told when an effect stays unknown,
     the "model" or a person ("review"). `policy` is "allow", "deny", "ask", Ask(...), or a function of the validated
-    arguments that gives one of these. Raises BadDefinition.
+    arguments that gives one of these. `concurrency` is how many calls of this name run at a time, over all workers and
+    versions; where versions differ, the newest decides. Raises BadDefinition.
     """
 
     def define(function: Callable[..., Any]) -> Tool:
@@ -270,6 +275,7 @@ def tool(
             policy=policy,
             pool=pool,
             output_limit=min(_at_least("output_limit", output_limit, 1, called), MAX_BYTES),
+            concurrency=None if concurrency is None else _at_least("concurrency", concurrency, 1, called),
             arguments=arguments_of(signature, hints, called),
             takes_context=takes_context,
             results=result_adapter(hints.get("return", Any)),

@@ -48,7 +48,7 @@ def main() -> None:
     )
     database = Database(found.database_url, size=3)
     # Marks that are lost with a crash of Postgres cost a second hint and nothing else.
-    soft_database = Database(found.database_url, size=1, durable=False)
+    soft_database = Database(found.database_url, size=1, durable=False, generic_plans=True)
     keeper = Keeper(found.database_url, worker, lease_seconds=current.lease_seconds, ends_process=False)
     keeper.start()
     origin = Origin(worker_id=worker.id, pool=worker.pool, environment=worker.environment)

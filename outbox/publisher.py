@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,13 +14,15 @@ from kombu.exceptions import OperationalError
 
 from shared.bus.bell import connect
 from shared.bus.celery_app import celery_app
-from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK, HANDS_TASK, write_hints
+from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK, HANDS_TASK, read_hints, write_hints
+from shared.model.ids import TaskId
 from shared.store.database import Row
 
 BROKER_AWAY = (OperationalError, redis.RedisError, ConnectionError, TimeoutError)
 """Errors that say nothing about the row: the broker did not take the message, or did not say that it had."""
 
-HINTS_A_MESSAGE = 16
+MESSAGES_READ = 20_000
+"""Messages of a queue that are looked at, those that come out next; a relay never puts in so many."""
 
 
 class Publisher:
@@ -36,6 +40,14 @@ class Publisher:
             for queue in queues:
                 pipeline.llen(queue)
             return [int(count) for count in pipeline.execute()]
+
+    def queued(self, queues: Sequence[str]) -> set[TaskId]:
+        """The tasks that are hinted in some queue. Raises one of BROKER_AWAY."""
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.lrange(queue, -MESSAGES_READ, -1)
+            messages = [message for found in pipeline.execute() for message in found]
+        return {task_id for message in messages for task_id in _hinted(message)}
 
     def publish(self, queue: str, hints: Sequence[Row]) -> None:
         """Send rows (task_id, session_id, requires_name) as one message. Raises one of BROKER_AWAY."""
@@ -62,6 +74,15 @@ class Publisher:
             connection, self._connection, self._producer = self._connection, None, None
             with suppress(*BROKER_AWAY):
                 connection.release()
+
+
+def _hinted(message: bytes) -> list[TaskId]:
+    """The tasks that a message in a queue names; none if it is no hint."""
+    try:
+        _, kwargs, _ = json.loads(base64.b64decode(json.loads(message)["body"]))
+        return [task_id for task_id, _ in read_hints(kwargs)]
+    except (ValueError, TypeError, LookupError):
+        return []
 
 
 def readable(hints: Sequence[Row]) -> str:

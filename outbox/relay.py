@@ -1,27 +1,36 @@
 """The relay: keeps each pool's queue topped up to a small window from the hint rows that are due.
 
-A short statement marks a batch as published; then it is sent, outside any transaction. The backlog stays in Postgres. A
-broker that is away counts against no row. Any number of relays may run: rows are taken with SKIP LOCKED.
+A statement chooses, fairly by tenant, session and priority, and marks what it chose as published; then that is sent,
+outside any transaction. The backlog stays in Postgres, where it can be ordered. A hint that was sent and has left its
+queue without being claimed is lost, and goes out again; one that still lies there does not. A broker that is away
+counts against no row. Any number of relays may run: rows are taken with SKIP LOCKED, and each relay takes its turns by
+itself.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
-from outbox.publisher import BROKER_AWAY, HINTS_A_MESSAGE, Publisher
+from outbox.publisher import BROKER_AWAY, Publisher
+from outbox.rotation import Rotation
 from shared.bus.bell import RelayBell
 from shared.errors import ServerUnavailable
+from shared.model.ids import TaskId
 from shared.runtime.logs import logger
-from shared.store import hints, workers
+from shared.store import hints, turns, workers
 from shared.store.database import TRANSIENT, Database, Row
+from shared.store.turns import Limits
 
 log = logger(__name__)
 
 POLL_SECONDS = 0.25
 OFFERS_SECONDS = 1.0
+LOST_SECONDS = 0.5
+"""How often a relay looks for hints that were lost."""
 WINDOW_A_SLOT = 4
 BROKER_PAUSE_SECONDS = 0.5
 
@@ -33,6 +42,7 @@ class Pool:
     queue: str
     slots: int
     offers: tuple[Row, ...]
+    limits: Limits = turns.NO_LIMITS
 
 
 class Relay:
@@ -45,6 +55,9 @@ class Relay:
         self._stopping = stopping
         self._pools: list[Pool] = []
         self._pools_until = 0.0
+        self._lost_looked_at = 0.0
+        self._missing: set[TaskId] = set()
+        self._rotations: dict[str, Rotation] = {}
 
     def run(self) -> None:
         """Publish until told to stop; after a wake it goes on until a pass finds nothing."""
@@ -67,14 +80,42 @@ class Relay:
         rooms = [(pool, room) for pool, room in rooms if room > 0]
         if not rooms:
             return 0
-        taken = self._database.run(*(hints.take_due(pool.offers, room) for pool, room in rooms))
-        batches = [
-            (pool.queue, batch)
-            for (pool, _), found in zip(rooms, taken, strict=True)
-            for batch in _batches(found.rows, pool.slots)
+        self._find_lost(pools)
+        chosen = [
+            (pool.queue, row) for pool, taken in self._take(rooms) for row in self._rotation(pool).moved_on(taken)
         ]
-        self._publish(batches)
-        return sum(len(batch) for _, batch in batches)
+        self._publish(chosen)
+        return len(chosen)
+
+    def _take(self, rooms: Sequence[tuple[Pool, int]]) -> Iterator[tuple[Pool, Sequence[Row]]]:
+        """Mark what goes out; only where not all that waits can go out at once is there a choice to make."""
+        quick = self._database.run(*(turns.take_few(pool.offers, room, pool.limits) for pool, room in rooms))
+        for (pool, room), found in zip(rooms, quick, strict=True):
+            taken = [row for row in found.rows if row["task_id"] is not None]
+            if not taken and found.rows[0]["waiting"]:
+                place = self._rotation(pool).place(room)
+                (chosen,) = self._database.run(turns.take(pool.offers, room, place, pool.limits))
+                taken = chosen.rows
+            yield pool, taken
+
+    def _find_lost(self, pools: Sequence[Pool]) -> None:
+        """Let hints go out again that were sent a while ago, were not claimed, and are in no queue any more."""
+        if time.monotonic() < self._lost_looked_at + LOST_SECONDS:
+            return
+        self._lost_looked_at = time.monotonic()
+        offers = [offer for pool in pools for offer in pool.offers]
+        (overdue,) = self._database.run(hints.overdue(offers))
+        if overdue.rows:
+            queued = self._publisher.queued([pool.queue for pool in pools])
+            missing = {row["task_id"] for row in overdue.rows} - queued
+            # What was missed before too is lost; a worker may have taken the rest this moment, and be about to claim.
+            lost, self._missing = missing & self._missing, missing - self._missing
+            self._database.run(hints.lose(sorted(lost)))
+        else:
+            self._missing = set()
+
+    def _rotation(self, pool: Pool) -> Rotation:
+        return self._rotations.setdefault(pool.queue, Rotation())
 
     def _live_pools(self) -> list[Pool]:
         if time.monotonic() >= self._pools_until:
@@ -82,29 +123,19 @@ class Relay:
             self._pools_until = time.monotonic() + OFFERS_SECONDS
         return self._pools
 
-    def _publish(self, batches: Sequence[tuple[str, Sequence[Row]]]) -> None:
-        for place, (queue, batch) in enumerate(batches):
+    def _publish(self, chosen: Sequence[tuple[str, Row]]) -> None:
+        """Send each hint as a message of its own: behind another one it would wait for all that this one leads to."""
+        for place, (queue, row) in enumerate(chosen):
             try:
-                self._send(queue, batch)
+                self._publisher.publish(queue, [row])
             except BROKER_AWAY:
-                unsent = [row["task_id"] for _, rest in batches[place:] for row in rest]
-                self._database.run_patiently(hints.give_back(unsent))
+                self._database.run_patiently(hints.give_back([unsent["task_id"] for _, unsent in chosen[place:]]))
                 raise
-
-    def _send(self, queue: str, batch: Sequence[Row]) -> None:
-        """Publish a batch; a row that fails alone is set aside and holds up no other."""
-        try:
-            self._publisher.publish(queue, batch)
-        except BROKER_AWAY:
-            raise
-        except Exception as error:
-            if len(batch) > 1:
-                for row in batch:
-                    self._send(queue, [row])
-                return
-            reason = f"{hints.UNPUBLISHABLE}: {type(error).__name__}: {error}"[:500]
-            log.exception("hint_parked", task=batch[0]["task_id"])
-            self._database.run_patiently(hints.park(batch[0]["task_id"], reason))
+            except Exception as error:
+                # It fails alone, and is set aside so that it holds up no other.
+                reason = f"{hints.UNPUBLISHABLE}: {type(error).__name__}: {error}"[:500]
+                log.exception("hint_parked", task=row["task_id"])
+                self._database.run_patiently(hints.park(row["task_id"], reason))
 
 
 def pools(live: Sequence[Row]) -> list[Pool]:
@@ -113,17 +144,23 @@ def pools(live: Sequence[Row]) -> list[Pool]:
     for worker in live:
         if worker["offers"]:
             queues.setdefault(worker["pool"], []).append(worker)
+    limits = limits_of(live)
     return [
         Pool(
             queue=queue,
             slots=sum(worker["slots"] for worker in behind),
             offers=tuple({str(offer): offer for worker in behind for offer in worker["offers"]}.values()),
+            limits=limits,
         )
         for queue, behind in sorted(queues.items())
     ]
 
 
-def _batches(rows: Sequence[Row], slots: int) -> list[Sequence[Row]]:
-    """One message a hint, or under load several hints a message."""
-    size = min(HINTS_A_MESSAGE, max(1, len(rows) // (2 * slots)))
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+def limits_of(live: Sequence[Row]) -> Limits:
+    """The limits that live workers heed; where they differ, the worker that was started last has the newest code."""
+    names: dict[str, int | None] = {}
+    tenant: int | None = None
+    for worker in sorted((each for each in live if each["offers"]), key=itemgetter("started_at")):
+        tenant = worker["tenant_concurrency"]
+        names |= {offer["name"]: offer.get("concurrency") for offer in worker["offers"]}
+    return Limits(names={name: most for name, most in names.items() if most is not None}, tenant=tenant)

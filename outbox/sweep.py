@@ -18,7 +18,7 @@ from shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from shared.model.commit import Commit
 from shared.model.ids import ConversationId, SessionId
 from shared.runtime.logs import logger
-from shared.store import due, workers
+from shared.store import due, slots, workers
 from shared.store.database import TRANSIENT, Row
 from shared.store.due import Due
 from shared.store.view import View
@@ -54,7 +54,7 @@ class Sweep:
         """Settle everything that is due now and whose session is free."""
         database = self._ledger.database
         offers = [offer for worker in workers.live(database) for offer in worker["offers"]]
-        database.run(*due.mend_hints())
+        database.run(*due.mend_hints(), slots.free_abandoned())
         found = sorted(due.find(database, offers), key=itemgetter("session_id"))
         for session_id, candidates in groupby(found, key=itemgetter("session_id")):
             self._settle(session_id, list(candidates))

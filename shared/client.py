@@ -57,10 +57,11 @@ from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Session
 from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
-from shared.model.task import Task
+from shared.model.task import Priority, Task
 from shared.runtime.settings import addresses, settings
-from shared.store import derived, documents, lineage, reads
+from shared.store import derived, documents, lineage, reads, wake
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
+from shared.store.wake import NextWake
 
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
 
@@ -110,16 +111,19 @@ class Client:
         request_id: str | None = None,
         session: SessionId | UUID | str | None = None,
         mode: Mode | str = Mode.FOLLOW_UP,
+        priority: str = "interactive",
         connection: CallerConnection | None = None,
     ) -> Receipt:
         """Accept an input durably and return its receipt; it starts a new session unless one is named.
 
-        The same request_id with the same input gets the first receipt again. With `connection` (psycopg or SQLAlchemy,
-        READ COMMITTED, on this database) the submission is part of the caller's transaction and starts with its commit.
-        Raises BadInput and its kinds (RequestConflict, UnknownSession, UnfitConnection), and RequestInProgress.
+        Work of `priority` "batch" lets "interactive" work go first, but not all of it. The same request_id with the
+        same input gets the first receipt again; of two priorities the first one holds. With `connection` (psycopg or
+        SQLAlchemy, READ COMMITTED, on this database) the submission is part of the caller's transaction and starts with
+        its commit. Raises BadInput and its kinds (RequestConflict, UnknownSession, UnfitConnection) and
+        RequestInProgress.
         """
         session_id = None if session is None else SessionId(_uuid(session, "session"))
-        submission = self._submission(agent, input, request_id, session_id, mode)
+        submission = self._submission(agent, input, request_id, session_id, mode, priority)
         if connection is not None:
             try:
                 return self._submit_within(connection, submission, new=session_id is None)
@@ -408,12 +412,26 @@ class Client:
             str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
         )
 
+    def next_wake(self, pool: str) -> NextWake:
+        """Whether work is ready for a pool (such as `hands.gpu`), of any tenant, and when the next is due.
+
+        Until then a host may stop all workers of the pool; also where there is none, what waits for one counts. Raises
+        BadInput for a name that is no pool's.
+        """
+        return wake.next_wake(self._database, _pool(pool))
+
     def close(self) -> None:
         """Give back the connections."""
         self._database.close()
 
     def _submission(
-        self, agent: str, input: str, request_id: str | None, session_id: SessionId | None, mode: Mode | str
+        self,
+        agent: str,
+        input: str,
+        request_id: str | None,
+        session_id: SessionId | None,
+        mode: Mode | str,
+        priority: str,
     ) -> Submission:
         text = _input(input)
         mode = _mode(mode)
@@ -427,6 +445,7 @@ class Client:
             mode=mode,
             input=text,
             input_digest=digest([agent, None if session_id is None else str(session_id), mode, text]),
+            priority=_priority(priority),
             status=SubmissionStatus.ACCEPTED,
             created_at=datetime.now(UTC),
         )
@@ -557,6 +576,19 @@ def _reason(value: str) -> str:
     if not value.strip():
         raise BadInput("no reason is given", "say why; it stays in the log")
     return clean_text(value)[:REMARK_LIMIT]
+
+
+def _priority(value: str) -> Priority:
+    names = {each.name.lower(): each for each in Priority}
+    if value not in names:
+        raise BadInput(f"priority {value!r} is none of {', '.join(names)}")
+    return names[value]
+
+
+def _pool(value: str) -> str:
+    if value.partition(".")[0] not in ("brain", "hands") or not value.partition(".")[2]:
+        raise BadInput(f"{value!r} is no pool", "name one such as brain.default or hands.default")
+    return value
 
 
 def _mode(value: Mode | str) -> Mode:

@@ -11,6 +11,7 @@ from shared.cli.awake import awake
 from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.document import document
+from shared.cli.due import due
 from shared.cli.fork import fork
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.redact import erase, redact
@@ -54,6 +55,7 @@ for command in (
     verify,
     redact,
     erase,
+    due,
     doctor,
 ):
     commands.command()(command)

@@ -24,13 +24,21 @@ def submit(
     session: Annotated[str | None, typer.Option(help="The session to go on with; else a new one.")] = None,
     request_id: Annotated[str | None, typer.Option(help="The same id and input is accepted once.")] = None,
     mode: Annotated[str, typer.Option(help="When input for a busy session joins it.")] = Mode.FOLLOW_UP,
+    batch: Annotated[bool, typer.Option("--batch", help="Let interactive work go first.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show what happens until it is done.")] = False,
     json: AsJson = False,
 ) -> None:
     """Give an agent input, durably; returns once it is accepted, or with --follow once it is done."""
     with open_client() as client:
         before = client.session(session).session.last_seq if session is not None else 0
-        receipt = client.submit(agent=agent, input=text, request_id=request_id, session=session, mode=mode)
+        receipt = client.submit(
+            agent=agent,
+            input=text,
+            request_id=request_id,
+            session=session,
+            mode=mode,
+            priority="batch" if batch else "interactive",
+        )
         if not follow:
             _print_receipt(receipt, json)
             return

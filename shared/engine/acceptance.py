@@ -61,7 +61,7 @@ def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
         if active or waiting is not None:
             draft.queue(submission)
         else:
-            draft.admit(conversation, submission.id, submission.input)
+            draft.admit(conversation, submission.id, submission.input, submission.priority)
         return draft.freeze()
 
     try:
@@ -91,6 +91,7 @@ def accept_within(transaction: Transaction, submission: Submission, *, new: bool
         submission.conversation_id,
         submission_id=submission.id,
         requires=intake.agent_requirement(rows.conversation(conversation.first)),
+        priority=submission.priority,
         now=clock.first["now"],
     )
     commits.queue(transaction, InboxEntry(submission=submission, text=submission.input), task)
@@ -178,5 +179,5 @@ def _new_session(submission: Submission, now: datetime) -> Commit:
     draft.accept(submission)
     payload = SessionCreated(agent=submission.agent, tenant=submission.tenant)
     draft.event(payload, causes=(), conversation_id=conversation.id)
-    draft.admit(conversation, submission.id, submission.input)
+    draft.admit(conversation, submission.id, submission.input, submission.priority)
     return draft.freeze()

@@ -78,6 +78,10 @@ class Registry:
             return None
         return self.kinds.get((task.kind, task.version))
 
+    def concurrency(self, task: Task) -> int | None:
+        """How many tasks that require what this one does may run at a time; None: no limit."""
+        return next((offer.concurrency for offer in self.offers if offer.fits(task.requires)), None)
+
 
 def registry(kinds: tuple[Kind, ...], offers: tuple[Offer, ...]) -> Registry:
     return Registry(kinds={(kind.name, kind.version): kind for kind in kinds}, offers=offers)

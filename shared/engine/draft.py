@@ -51,7 +51,7 @@ from shared.model.json import Json, canonical, clean, duplicate
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
-from shared.model.task import Attempt, Outcome, Requirement, Status, Task
+from shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
 from shared.store.view import View
 
 
@@ -111,6 +111,7 @@ class Draft:
         self._inbox: list[InboxEntry] = []
         self._inbox_taken: list[SubmissionId] = []
         self._redaction: Redaction | None = None
+        self._slots_passed_on: list[tuple[TaskId, TaskId]] = []
         self._hint_delays: dict[TaskId, float] = {}
         self.handed_on: tuple[Task, Step] | None = None
         """A new task that the worker of this step shall go on with at once, with the step of its first phase."""
@@ -216,6 +217,20 @@ class Draft:
         )
         self._attempts[task.id, claimed.fence] = NewAttempt(attempt=attempt, step=0, ended=False)
         return claimed
+
+    def running_claim(self) -> Task | None:
+        """The task that this draft claims and leaves running."""
+        claimed = (self.task(task_id) for task_id, _ in self._attempts if not self.is_finishing(task_id))
+        return next((task for task in claimed if task.status is Status.RUNNING), None)
+
+    def hold_slots(self, task: Task) -> None:
+        """The claim of a running task has taken slots, which whatever ends it frees."""
+        self.change(replace(task, holds_slots=True))
+
+    def pass_slots_on(self, task: Task, onward: Task) -> None:
+        """Let a running task, whose work another one takes up in this commit, leave it the slots that it holds."""
+        self._slots_passed_on.append((task.id, onward.id))
+        self.hold_slots(onward)
 
     def record_step(self, owned: Task, *, progress: str | None, deadline: datetime | None) -> None:
         """Note in the attempt of `owned` that it committed a step, which is how a repeated try finds itself done.
@@ -426,13 +441,19 @@ class Draft:
             )
         )
 
-    def admit(self, conversation: Conversation, submission_id: SubmissionId, text: str) -> Task:
+    def admit(self, conversation: Conversation, submission_id: SubmissionId, text: str, priority: Priority) -> Task:
         """Let an input join its conversation, which is free: the user's message and the generation that answers it."""
         seq = self.event(
             UserMessage(text=text, submission=str(submission_id)), causes=(), conversation_id=conversation.id
         )
         task = intake.generation_task(
-            new_task_id(), conversation, submission_id=submission_id, cause=seq, round_number=1, now=self.now
+            new_task_id(),
+            conversation,
+            submission_id=submission_id,
+            cause=seq,
+            round_number=1,
+            priority=priority,
+            now=self.now,
         )
         self.add(task)
         return task
@@ -478,7 +499,7 @@ class Draft:
             self.redact(Redaction(inputs=(entry.submission_id,)))
             return None
         self._inbox_taken.append(entry.submission_id)
-        return self.admit(conversation, entry.submission_id, entry.text)
+        return self.admit(conversation, entry.submission_id, entry.text, entry.priority)
 
     def freeze(self) -> Commit:
         """Settle what follows from the draft and give the commit."""
@@ -515,6 +536,7 @@ class Draft:
             inbox=tuple(self._inbox),
             inbox_taken=tuple(self._inbox_taken),
             redaction=self._redaction,
+            slots_passed_on=tuple(self._slots_passed_on),
             hint_delays=self._hint_delays,
         )
 

@@ -119,6 +119,7 @@ class Fleet:
             slots=self._slots,
             environment=environment_hash(),
             offers=self._offering.registry.offers,
+            tenant_concurrency=current.tenant_concurrency,
         )
         self._worker = Worker(
             info,

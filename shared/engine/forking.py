@@ -26,7 +26,7 @@ from shared.model.event import ModelCall, SessionForked, ToolCallError, ToolCall
 from shared.model.fork import ForkReceipt
 from shared.model.ids import ConversationId, new_conversation_id, new_session_id, new_task_id
 from shared.model.session import Session
-from shared.model.task import Outcome, Requirement, Status, Task
+from shared.model.task import Outcome, Priority, Requirement, Status, Task
 from shared.store import commits, forks
 from shared.store.forks import Cut, Past
 from shared.store.view import View
@@ -128,7 +128,7 @@ def _unknown_call(draft: Draft, fact: CallFact, past_main: ConversationId, main:
         requires=Requirement(name=fact.kind, version=fact.version),
         input={"call_id": call["call_id"], "arguments": call["arguments"]},
         cause=fact.seq,
-        priority=0,
+        priority=Priority.INTERACTIVE,
         status=Status.DONE,
         outcome=Outcome.INTERRUPTED,
         phase="execute",

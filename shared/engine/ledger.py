@@ -37,4 +37,5 @@ class Ledger:
         return commit
 
     def ring(self, commit: Commit) -> None:
-        self.bell.ring(commit.session.id, hints=bool(commit.pending), ended=bool(commit.submissions_ended))
+        work = bool(commit.pending or commit.slots_freed)
+        self.bell.ring(commit.session.id, hints=work, ended=bool(commit.submissions_ended))

@@ -20,6 +20,7 @@ from shared.engine.definition import Kind, Phase, Registry, Step
 from shared.engine.draft import Draft, Origin
 from shared.engine.keeper import Keeper
 from shared.engine.ledger import Ledger
+from shared.engine.limits import Limits
 from shared.engine.run import Run
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from shared.kernel import background
@@ -75,6 +76,7 @@ class Worker:
         self.database = Database(database_url, size=info.slots + 1, step_seconds=step_seconds)
         self._soft_database = Database(database_url, size=2, step_seconds=step_seconds, durable=False)
         self._ledger = Ledger(self.database, Bell(redis_url))
+        self._limits = Limits(self.database, registry, info.tenant_concurrency)
         self.keeper = Keeper(database_url, info, lease_seconds=lease_seconds, ends_process=ends_process)
         self._busy: set[TaskId] = set()
         self._busy_lock = threading.Lock()
@@ -155,7 +157,7 @@ class Worker:
             claimed = self._own(draft, task, phase)
             if step is not None:
                 self._move(draft, claimed, kind, step)
-            return draft.freeze()
+            return draft.freeze() if self._limits.take(draft, task.id) else None
 
         commit = self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
         return None if commit is None else self._keep(commit)
@@ -232,6 +234,8 @@ class Worker:
             draft.handed_on = None
             kind = self._registry.kinds[onward.kind, onward.version]
             self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, first_step)
+            if owned.holds_slots and (going_on := draft.running_claim()) is not None:
+                draft.pass_slots_on(owned, going_on)
 
     def _own(self, draft: Draft, task: Task, phase: Phase) -> Task:
         seconds = phase.seconds(task)

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.session import Conversation
-from shared.model.task import Requirement, Status, Task
+from shared.model.task import Priority, Requirement, Status, Task
 
 GENERATION = "generation"
 GENERATION_VERSION = 1
@@ -23,6 +23,7 @@ def generation_task(
     cause: int,
     round_number: int,
     now: datetime,
+    priority: Priority,
     joined: Sequence[str] = (),
 ) -> Task:
     """A generation of the conversation, to be prepared by a Brain that has its agent.
@@ -40,7 +41,7 @@ def generation_task(
         requires=agent_requirement(conversation),
         input={"round": round_number, "joined": list(joined)} if joined else {"round": round_number},
         cause=cause,
-        priority=0,
+        priority=priority,
         status=Status.PENDING,
         phase="prepare",
         created_at=now,
@@ -54,6 +55,7 @@ def intake_task(
     *,
     submission_id: SubmissionId,
     requires: Requirement,
+    priority: Priority,
     now: datetime,
 ) -> Task:
     """Admits an input that was accepted inside a caller's transaction, where the session could not be locked."""
@@ -68,7 +70,7 @@ def intake_task(
         requires=requires,
         input={},
         cause=0,
-        priority=0,
+        priority=priority,
         status=Status.PENDING,
         phase="admit",
         created_at=now,

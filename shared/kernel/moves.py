@@ -180,7 +180,16 @@ def _decide(task: Task, move: Move, outcome: Outcome, result: Json, error: str |
 
 
 def _give_up(task: Task, move: Move, **changes: Any) -> Task:
-    return _move(task, move, fence=task.fence + 1, worker_id=None, lease_until=None, deadline=None, **changes)
+    return _move(
+        task,
+        move,
+        fence=task.fence + 1,
+        worker_id=None,
+        lease_until=None,
+        deadline=None,
+        holds_slots=False,
+        **changes,
+    )
 
 
 def _move(task: Task, move: Move, **changes: Any) -> Task:

@@ -146,6 +146,8 @@ class Commit:
     inbox: tuple[InboxEntry, ...] = ()
     inbox_taken: tuple[SubmissionId, ...] = ()
     redaction: Redaction | None = None
+    slots_passed_on: tuple[tuple[TaskId, TaskId], ...] = ()
+    """Slots that go over from the first task to the second, which goes on with its work."""
     hint_delays: dict[TaskId, float] = field(default_factory=dict)
     """Seconds before a pending task's hint is due, where that is not at once."""
 
@@ -163,6 +165,16 @@ class Commit:
             for change in self.changes
             if change.before.status is Status.PENDING
             and (change.after.status is not Status.PENDING or change.after.blocked is not None)
+        )
+
+    @property
+    def slots_freed(self) -> tuple[TaskId, ...]:
+        """Tasks whose claim ends with this commit, and with it the slots that it took."""
+        passed_on = {from_task for from_task, _ in self.slots_passed_on}
+        return tuple(
+            change.after.id
+            for change in self.changes
+            if change.before.holds_slots and not change.after.holds_slots and change.after.id not in passed_on
         )
 
     def task(self, task_id: TaskId) -> Task | None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
 from shared.model.submission import Mode
+from shared.model.task import Priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,3 +57,4 @@ class Inbox:
     submission_id: SubmissionId
     mode: Mode
     text: str
+    priority: Priority

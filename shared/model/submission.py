@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId
 from shared.model.json import Json
-from shared.model.task import Outcome
+from shared.model.task import Outcome, Priority
 
 
 class SubmissionStatus(StrEnum):
@@ -43,6 +43,7 @@ class Submission:
     mode: Mode
     input: str
     input_digest: str
+    priority: Priority = Priority.INTERACTIVE
     status: SubmissionStatus
     outcome: Outcome | None = None
     output: Json = None

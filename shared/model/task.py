@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId, WorkerId
@@ -26,6 +26,14 @@ class Outcome(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+
+
+class Priority(IntEnum):
+    """Whose turn it is sooner where both wait; neither starves the other."""
+
+    INTERACTIVE = 0
+    """Somebody waits for it."""
+    BATCH = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +62,7 @@ class Task:
     input: Json
     cause: int
     """Seq of the event that this task answers."""
-    priority: int
+    priority: Priority
     status: Status
     outcome: Outcome | None = None
     phase: str
@@ -77,6 +85,8 @@ class Task:
     blocked: str | None = None
     cancel_wanted: bool = False
     """The task shall end; while it runs, its owner is told."""
+    holds_slots: bool = False
+    """Its claim took slots, which are freed with it."""
     created_at: datetime
 
     @property

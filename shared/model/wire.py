@@ -113,6 +113,7 @@ def submission(value: Submission) -> dict[str, Json]:
         "conversation": _id(value.conversation_id),
         "agent": value.agent,
         "mode": value.mode,
+        "priority": value.priority.name.lower(),
         "input": value.input,
         "status": value.status,
         "outcome": value.outcome,

@@ -15,6 +15,8 @@ class Offer:
     name: str
     low: int
     high: int
+    concurrency: int | None = None
+    """How many tasks that require `name` run at a time, over all workers and versions; None: no limit."""
 
     def fits(self, requirement: Requirement) -> bool:
         if requirement.name != self.name:
@@ -35,3 +37,5 @@ class WorkerInfo:
     slots: int
     environment: str
     offers: tuple[Offer, ...]
+    tenant_concurrency: int | None = None
+    """How many tasks of one tenant it lets run at a time, counted over all workers; None: no limit."""

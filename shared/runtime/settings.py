@@ -75,6 +75,13 @@ class Settings(BaseSettings):
         ge=1,
         description="How many crashes in one phase end a task as failed.",
     )
+    tenant_concurrency: int | None = Field(
+        None,
+        alias="BRAINHANDS_TENANT_CONCURRENCY",
+        ge=1,
+        description="How many tasks of one tenant run at a time, over all workers: the same for each of them. "
+        "Not set: as many as there is room for.",
+    )
     agents: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         alias="BRAINHANDS_AGENTS",

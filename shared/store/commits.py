@@ -4,8 +4,9 @@
     fill: decide the write set from what was read under the lock
     write everything, each guarded write on its row, and COMMIT         one round trip
 
-The session row is locked FOR NO KEY UPDATE, which lets foreign keys pass. Lock order: session, task by id, then hints.
-Only holders of the session's lock wait for its task rows; leases are renewed with SKIP LOCKED, so nothing can deadlock.
+The session row is locked FOR NO KEY UPDATE, which lets foreign keys pass. Lock order: session, task by id, slots, then
+hints. Only holders of the session's lock wait for its task rows; leases are renewed, and slots and other sessions'
+hints taken, with SKIP LOCKED, so nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shared.model.json import canonical
 from shared.model.submission import Submission
 from shared.model.task import Status, Task
 from shared.runtime.logs import logger
-from shared.store import redactions, rows
+from shared.store import redactions, rows, slots
 from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
 from shared.store.tables import (
     approvals,
@@ -209,6 +210,7 @@ INSERT_SUBMISSION = Statement(
                 "mode",
                 "input",
                 "input_digest",
+                "priority",
                 "status",
             )
         }
@@ -270,7 +272,10 @@ TAKE_SIGNAL = Statement(
 )
 INSERT_INBOX = Statement(
     insert(inbox).values(
-        {name: bindparam(name) for name in ("session_id", "conversation_id", "submission_id", "mode", "text")}
+        {
+            name: bindparam(name)
+            for name in ("session_id", "conversation_id", "submission_id", "mode", "text", "priority")
+        }
     )
 )
 TAKE_INBOX = Statement(delete(inbox).where(inbox.c.submission_id == bindparam("submission_id")))
@@ -294,6 +299,7 @@ INSERT_HINT = Statement(
             "published_at": None,
             "attempts": 0,
             "parked": None,
+            "awaits": None,
         },
     )
 )
@@ -303,10 +309,13 @@ DELETE_HINTS = Statement(delete(outbox).where(outbox.c.task_id == any_(bindparam
 def _groups(commit: Commit) -> list[list[Call]]:
     """The writes as groups in which order does not matter: an ended generation first makes room for the next.
 
-    What is taken out of the store goes last, since it may be in a row that the commit changes.
+    Slots come behind these, since the hint that a free one makes due may be one that this commit removes. What is taken
+    out of the store goes last, since it may be in a row that the commit changes.
     """
-    moves, additions = _moves(commit), _additions(commit)
+    moves, additions, freed = _moves(commit), _additions(commit), _slots(commit)
     groups = [moves, additions] if commit.changes and commit.new_tasks else [moves + additions]
+    if freed:
+        groups.append(freed)
     return groups if commit.redaction is None else [*groups, *redactions.writes(commit, commit.redaction)]
 
 
@@ -397,6 +406,11 @@ def _use(used: SubmissionUse) -> dict[str, object]:
     return {"used_tokens_in": used.tokens_in, "used_tokens_out": used.tokens_out, "used_cost": used.cost}
 
 
+def _slots(commit: Commit) -> list[Call]:
+    calls = [slots.pass_on(from_task, to_task) for from_task, to_task in commit.slots_passed_on]
+    return [*calls, *slots.free(commit.slots_freed)] if commit.slots_freed else calls
+
+
 def _approval_change(change: ApprovalChange) -> Call:
     row = rows.approval_row(change.after)
     return CHANGE_APPROVAL(
@@ -443,6 +457,7 @@ def insert_submission(submission: Submission) -> Call:
         mode=submission.mode,
         input=submission.input,
         input_digest=submission.input_digest,
+        priority=submission.priority,
         status=submission.status,
     )
 

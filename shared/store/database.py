@@ -247,14 +247,24 @@ class Database:
     """A pool of autocommit connections, made anew in each process that uses it.
 
     `step_seconds` bounds every statement, every wait for a lock and every idle transaction: it is kept well below a
-    lease, so that a process frozen inside a commit frees its rows before others give up.
+    lease, so that a process frozen inside a commit frees its rows before others give up. With `generic_plans` a
+    statement that is used often is planned once: for statements that take longer to plan than to carry out.
     """
 
-    def __init__(self, url: str, *, size: int = 4, step_seconds: float = 5.0, durable: bool = True) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int = 4,
+        step_seconds: float = 5.0,
+        durable: bool = True,
+        generic_plans: bool = False,
+    ) -> None:
         self.url = url
         self._size = size
         self._step_seconds = step_seconds
         self._durable = durable
+        self._generic_plans = generic_plans
         self._engine: tuple[int, Engine] | None = None
         self._lock = threading.Lock()
 
@@ -322,6 +332,9 @@ class Database:
             "statement_timeout": milliseconds,
             "idle_in_transaction_session_timeout": milliseconds,
             "synchronous_commit": "on" if self._durable else "off",
+            # A statement here takes less time than its compilation would.
+            "jit": "off",
+            "plan_cache_mode": "force_generic_plan" if self._generic_plans else "auto",
             "TimeZone": "UTC",
         }
         return create_engine(

@@ -11,7 +11,8 @@ Every unfinished task has a next mover that is not overdue. What counts as one, 
 A lease or a wake time is overdue when it passed more than LATE_SECONDS ago. A hint cannot be judged by its age alone,
 since in a long backlog it rightly waits for hours: it is overdue when it has been due for LATE_SECONDS and no live
 worker fits it, or a fitting one stands idle, that is, it has been there for that time with a free slot and has claimed
-nothing in it. As long as every fitting worker is busy, the hint waits its turn.
+nothing in it. As long as every fitting worker is busy, the hint waits its turn; so it does as long as running tasks
+hold all slots of its tool or tenant.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    ColumnElement,
     Integer,
     Select,
     Text,
@@ -40,7 +42,8 @@ from sqlalchemy import (
 from shared.model.task import Requirement
 from shared.store import workers as register
 from shared.store.database import Database, Row, Statement
-from shared.store.tables import attempts, outbox, tasks, waits, workers
+from shared.store.slots import TENANT_SLOT
+from shared.store.tables import attempts, outbox, slots, tasks, waits, workers
 
 LATE_SECONDS = 30
 ROLES = ("brain", "hands", "relay")
@@ -115,7 +118,13 @@ def _offers() -> CTE:
     """One row for each offer of a live worker: name, low, high, and whether the worker stands idle."""
     offer = (
         func.json_to_recordset(workers.c.offers)
-        .table_valued(column("name", Text), column("low", Integer), column("high", Integer), name="offer")
+        .table_valued(
+            column("name", Text),
+            column("low", Integer),
+            column("high", Integer),
+            column("concurrency", Integer),
+            name="offer",
+        )
         .render_derived(with_types=True)
     )
     live = workers.c.seen_at > func.clock_timestamp() - text(f"interval '{register.LIVE_SECONDS} seconds'")
@@ -128,11 +137,30 @@ def _offers() -> CTE:
     recent = select(attempts.c.worker_id).where(attempts.c.started_at > _LATE)
     idle = and_(workers.c.started_at < _LATE, workers.c.slots > running, workers.c.id.not_in(recent))
     return (
-        select(offer.c.name, offer.c.low, offer.c.high, idle.label("idle"))
+        select(
+            offer.c.name,
+            offer.c.low,
+            offer.c.high,
+            offer.c.concurrency,
+            workers.c.tenant_concurrency,
+            idle.label("idle"),
+        )
         .select_from(workers)
         .join(offer, literal(True))
         .where(live, workers.c.draining.is_(False))
         .cte("offers")
+    )
+
+
+def _held(name: ColumnElement[str]) -> ColumnElement[int]:
+    """How many slots of a name running tasks hold."""
+    holder = tasks.alias("holder")
+    return (
+        select(func.count())
+        .select_from(slots.join(holder, holder.c.id == slots.c.task_id))
+        .where(slots.c.name == name, holder.c.status == "running")
+        .correlate(outbox)
+        .scalar_subquery()
     )
 
 
@@ -159,7 +187,11 @@ def _without_mover() -> Select[Any]:
         offers.c.name == outbox.c.requires_name,
         or_(outbox.c.requires_version.is_(None), outbox.c.requires_version.between(offers.c.low, offers.c.high)),
     )
-    fitting, idle = exists().where(fits), exists().where(fits, offers.c.idle)
+    free = and_(
+        or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(outbox.c.requires_name)),
+        or_(offers.c.tenant_concurrency.is_(None), offers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)),
+    )
+    fitting, idle = exists().where(fits), exists().where(fits, offers.c.idle, free)
     hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~idle)))
     moves = case(
         (tasks.c.status == "running", tasks.c.lease_until > _LATE),

@@ -1,7 +1,8 @@
 """Hint rows: the runnable backlog. A commit inserts one with each pending task, the claim deletes it.
 
-The relay marks a batch published in one short statement and sends it afterwards; a row published more than two seconds
-ago that nobody claimed may have been lost and is due again.
+The relay marks a batch published in one short statement (`shared/store/turns.py` chooses it) and sends it afterwards. A
+row that was published more than two seconds ago, was not claimed and lies in no queue is lost, and waits for its turn
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shared.store.database import Call, Row, Statement
 from shared.store.tables import outbox
 
 RESEND_SECONDS = 2
-"""Age after which a published row that is still there is published again."""
+"""Age after which a published row that is still there is looked for in the queues."""
 
 UNPUBLISHABLE = "the hint cannot be published"
 """How the reason of a parked row begins."""
@@ -41,24 +42,23 @@ OFFER_FITS_HINT = (
     )
     .exists()
 )
-_DUE = (
+OVERDUE = Statement(
     select(outbox.c.task_id)
     .where(
         outbox.c.parked.is_(None),
-        outbox.c.not_before <= func.clock_timestamp(),
-        or_(outbox.c.published_at.is_(None), outbox.c.published_at < func.clock_timestamp() - _RESEND),
+        outbox.c.published_at < func.clock_timestamp() - _RESEND,
         OFFER_FITS_HINT,
     )
-    .order_by(outbox.c.priority, outbox.c.not_before, outbox.c.task_id)
-    .limit(bindparam("room", type_=Integer))
-    .with_for_update(skip_locked=True)
-    .cte("due")
+    .order_by(outbox.c.published_at)
 )
-TAKE_DUE = Statement(
+LOSE = Statement(
     update(outbox)
-    .where(outbox.c.task_id == _DUE.c.task_id)
-    .values(published_at=func.clock_timestamp(), attempts=outbox.c.attempts + 1)
-    .returning(outbox.c.task_id, outbox.c.session_id, outbox.c.requires_name, outbox.c.attempts)
+    .where(
+        outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid))),
+        outbox.c.parked.is_(None),
+        outbox.c.published_at < func.clock_timestamp() - _RESEND,
+    )
+    .values(published_at=None)
 )
 GIVE_BACK = Statement(
     update(outbox)
@@ -68,9 +68,14 @@ GIVE_BACK = Statement(
 PARK = Statement(update(outbox).where(outbox.c.task_id == bindparam("the_task")).values(parked=bindparam("reason")))
 
 
-def take_due(offers: Sequence[Row], room: int) -> Call:
-    """Marks up to `room` due rows that fit the offers (name, low, high) as published, and gives them."""
-    return TAKE_DUE(**offered(offers), room=room)
+def overdue(offers: Sequence[Row]) -> Call:
+    """Finds hints that fit the offers and were sent long enough ago to be lost, if they are in no queue any more."""
+    return OVERDUE(**offered(offers))
+
+
+def lose(ids: Sequence[TaskId]) -> Call:
+    """Lets hints that are lost wait for their turn again; one that somebody has sent since stays as it is."""
+    return LOSE(ids=list(ids))
 
 
 def offered(offers: Sequence[Row]) -> dict[str, list[object]]:

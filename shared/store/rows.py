@@ -12,7 +12,7 @@ from shared.model.json import canonical
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.submission import Mode, Submission, SubmissionStatus
-from shared.model.task import Attempt, Outcome, Requirement, Status, Task
+from shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
 from shared.model.tool import ToolSpec
 from shared.store.database import Row
 
@@ -40,6 +40,7 @@ def inbox(row: Row) -> Inbox:
         submission_id=row["submission_id"],
         mode=Mode(row["mode"]),
         text=row["text"],
+        priority=Priority(row["priority"]),
     )
 
 
@@ -50,6 +51,7 @@ def inbox_row(value: InboxEntry) -> dict[str, Any]:
         "submission_id": value.submission.id,
         "mode": value.submission.mode,
         "text": value.text,
+        "priority": value.submission.priority,
     }
 
 
@@ -58,7 +60,7 @@ def task(row: Row) -> Task:
     requires = Requirement(name=fields.pop("requires_name"), version=fields.pop("requires_version"))
     outcome = fields.pop("outcome")
     return Task(
-        **{**fields, "status": Status(fields["status"])},
+        **{**fields, "status": Status(fields["status"]), "priority": Priority(fields["priority"])},
         outcome=None if outcome is None else Outcome(outcome),
         requires=requires,
     )
@@ -94,6 +96,7 @@ MUTABLE_TASK_COLUMNS = (
     "signal_key",
     "blocked",
     "cancel_wanted",
+    "holds_slots",
     "requires_version",
 )
 
@@ -164,7 +167,12 @@ def submission(row: Row) -> Submission:
     fields = {name: value for name, value in row.items() if name != "request_digest"}
     outcome = fields.pop("outcome")
     return Submission(
-        **{**fields, "mode": Mode(fields["mode"]), "status": SubmissionStatus(fields["status"])},
+        **{
+            **fields,
+            "mode": Mode(fields["mode"]),
+            "priority": Priority(fields["priority"]),
+            "status": SubmissionStatus(fields["status"]),
+        },
         outcome=None if outcome is None else Outcome(outcome),
     )
 

@@ -173,6 +173,7 @@ tasks = Table(
     Column("signal_key", Text),
     Column("blocked", Text),
     Column("cancel_wanted", Boolean, nullable=False),
+    Column("holds_slots", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Time, nullable=False),
     CheckConstraint("status IN ('pending', 'running', 'waiting', 'sleeping', 'completing', 'done')", name="status"),
     CheckConstraint(
@@ -266,6 +267,7 @@ submissions = Table(
     Column("mode", Text, nullable=False),
     Column("input", Text, nullable=False),
     Column("input_digest", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
     Column("status", Text, nullable=False),
     Column("outcome", Text),
     Column("output", JSON),
@@ -348,6 +350,7 @@ inbox = Table(
     Column("submission_id", Uuid, ForeignKey(submissions.c.id), nullable=False, unique=True),
     Column("mode", Text, nullable=False),
     Column("text", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False, server_default=text("0")),
     Column("created_at", Time, nullable=False, server_default=func.clock_timestamp()),
     CheckConstraint("mode IN ('follow_up', 'steer')", name="mode"),
     Index(None, "conversation_id", "position"),
@@ -368,7 +371,22 @@ outbox = Table(
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("parked", Text),
     Column("created_at", Time, nullable=False, server_default=func.clock_timestamp()),
+    Column("awaits", ARRAY(Text)),
     Index(None, "priority", "not_before", postgresql_where=text("parked IS NULL")),
+    # What has not been published, so that a relay can step from tenant to tenant and from session to session.
+    Index(
+        "outbox_waiting_idx",
+        "requires_name",
+        text("coalesce(requires_version, 0)"),
+        "priority",
+        "tenant",
+        "session_id",
+        "not_before",
+        "task_id",
+        postgresql_where=text("published_at IS NULL AND parked IS NULL"),
+    ),
+    Index("outbox_published_idx", "published_at", postgresql_where=text("published_at IS NOT NULL")),
+    Index("outbox_awaits_idx", "not_before", postgresql_where=text("awaits IS NOT NULL")),
     postgresql_with={
         "fillfactor": "70",
         "autovacuum_vacuum_scale_factor": "0.01",
@@ -390,10 +408,25 @@ workers = Table(
     Column("offers", JSON, nullable=False),
     Column("log_format", Integer, nullable=False),
     Column("draining", Boolean, nullable=False, server_default=text("false")),
+    Column("tenant_concurrency", Integer),
     Column("started_at", Time, nullable=False, server_default=func.clock_timestamp()),
     Column("seen_at", Time, nullable=False, server_default=func.clock_timestamp()),
     CheckConstraint("slots > 0", name="slots"),
     Index(None, "seen_at"),
+)
+
+slots = Table(
+    "slots",
+    metadata,
+    Column("name", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("task_id", Uuid),
+    Column("taken_at", Time),
+    PrimaryKeyConstraint("name", "number"),
+    CheckConstraint("number > 0", name="number"),
+    CheckConstraint("(task_id IS NULL) = (taken_at IS NULL)", name="taken"),
+    Index("slots_task_id_idx", "task_id", postgresql_where=text("task_id IS NOT NULL")),
+    postgresql_with={"fillfactor": "70"},
 )
 
 catalogue = Table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,7 +18,7 @@ from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.task import Attempt, Outcome, Status, Task
-from shared.store import documents, rows
+from shared.store import documents, rows, slots
 from shared.store.database import Call, Result, Row, Statement, Transaction
 from shared.store.tables import (
     approvals,
@@ -353,6 +353,15 @@ class View:
     def run(self, *calls: Call) -> list[Result]:
         """Further reads under the lock."""
         return self._open.run(*calls)
+
+    def take_slots(self, task_id: TaskId, limits: Mapping[str, int]) -> bool:
+        """Take one slot of each name for a task, or none; whether it has them now."""
+        (result,) = self._open.run(slots.take(task_id, limits))
+        return result.count > 0
+
+    def put_off(self, task_id: TaskId, names: Iterable[str], seconds: float) -> None:
+        """Let a hint whose claim has to wait for slots be due again in so many seconds."""
+        self._open.run(slots.put_off(task_id, list(names), seconds))
 
     @property
     def _open(self) -> Transaction:

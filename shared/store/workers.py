@@ -31,7 +31,10 @@ _LIVE = and_(
 _INSERT = insert(workers).values(
     {
         name: bindparam(name)
-        for name in ("id", "role", "pool", "host", "pid", "parent_pid", "slots", "environment", "offers", "log_format")
+        for name in (
+            *("id", "role", "pool", "host", "pid", "parent_pid", "slots", "environment", "offers", "log_format"),
+            "tenant_concurrency",
+        )
     }
 )
 SEE = Statement(
@@ -76,6 +79,7 @@ def see(worker: WorkerInfo) -> Call:
         environment=worker.environment,
         offers=canonical([asdict(offer) for offer in worker.offers]),
         log_format=LOG_FORMAT,
+        tenant_concurrency=worker.tenant_concurrency,
     )
 
 

@@ -49,6 +49,7 @@ class Snapshot:
     outbox: dict[UUID, Row]
     documents: list[Row]
     signals: list[Row]
+    slots: list[Row]
 
 
 Invariant = Callable[[Snapshot], Iterator[str]]
@@ -98,6 +99,7 @@ def read(database_url: str) -> Snapshot:
             outbox={row["task_id"]: row for row in rows("outbox")},
             documents=rows("documents", order="session_id, name, version"),
             signals=rows("signals"),
+            slots=rows("slots", order="name, number"),
         )
 
 
@@ -268,6 +270,20 @@ def who_runs_has_a_claim_and_nobody_else_has_one(now: Snapshot) -> Iterator[str]
             yield f"{task['kind']} {id} runs under fence {task['fence']}, which is no attempt of its worker"
         if running and attempts.get(task["fence"], {}).get("ended_at") is not None:
             yield f"{task['kind']} {id} runs under an attempt that has ended"
+
+
+def who_holds_slots_runs_and_holds_one_of_a_name(now: Snapshot) -> Iterator[str]:
+    held: dict[UUID, list[str]] = defaultdict(list)
+    for slot in now.slots:
+        if slot["task_id"] is not None:
+            held[slot["task_id"]].append(slot["name"])
+    for id, names in held.items():
+        task = now.tasks.get(id)
+        if task is None or task["status"] != "running" or len(names) != len(set(names)):
+            yield f"slots {names} are held by {id}, which is {task['status'] if task else 'not there'}"
+    for id, task in now.tasks.items():
+        if task["holds_slots"] != (id in held):
+            yield f"{task['kind']} {id} is {task['status']} and holds {held.get(id, 'nothing')}"
 
 
 def attempts_commit_steps_one_after_the_other(now: Snapshot) -> Iterator[str]:
@@ -476,6 +492,7 @@ ALWAYS: tuple[Invariant, ...] = (
     a_submission_begins_and_ends_once_as_its_row_says,
     an_unfinished_submission_has_open_work_or_waits_in_the_inbox,
     who_runs_has_a_claim_and_nobody_else_has_one,
+    who_holds_slots_runs_and_holds_one_of_a_name,
     attempts_commit_steps_one_after_the_other,
     a_hint_is_there_for_what_can_run_and_for_nothing_else,
     who_waits_waits_for_something_open,

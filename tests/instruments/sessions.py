@@ -43,6 +43,22 @@ def query(fleet: Fleet, statement: str, *values: object) -> list[dict[str, Any]]
         return list(cursor.fetchall()) if cursor.description else []
 
 
+def served_before(fleet: Fleet, kind: str, session: UUID) -> int:
+    """How many claims of tasks like it came between the making of a session's last task of a kind and its own claim."""
+    (row,) = query(
+        fleet,
+        "WITH mine AS (SELECT t.created_at, min(a.started_at) AS claimed_at FROM brainhands.tasks t"
+        "                JOIN brainhands.attempts a ON a.task_id = t.id"
+        "               WHERE t.kind = %s AND t.session_id = %s GROUP BY t.id ORDER BY t.created_at DESC LIMIT 1)"
+        " SELECT count(*) AS claims FROM brainhands.attempts a JOIN brainhands.tasks t ON t.id = a.task_id, mine"
+        "  WHERE t.kind LIKE %s AND a.started_at > mine.created_at AND a.started_at < mine.claimed_at",
+        kind,
+        session,
+        f"{kind.partition(':')[0]}%",
+    )
+    return int(row["claims"])
+
+
 def task_of(fleet: Fleet, session: UUID, kind: str) -> Task:
     """The one task of this kind in the session."""
     (task,) = (each for each in fleet.client.session(session).tasks if each.kind == kind)

@@ -237,11 +237,19 @@ def test_doctor_finds_nothing_in_a_system_that_works(system: System) -> None:
     assert system.run("doctor") == "ok: nothing is wrong\n"
 
 
+def test_batch_work_is_taken_as_such_and_a_pool_without_work_has_nothing_due(system: System) -> None:
+    *_, done = system.json("submit", "echo", "echo later", "--batch", "--follow")
+    assert (done["priority"], done["output"]) == ("batch", "later")
+    assert system.json("due", "hands.nowhere") == [{"pool": "hands.nowhere", "ready": False, "at": None}]
+    assert system.run("due", "hands.nowhere") == "nothing is foreseen\n"
+
+
 def test_bad_input_and_unknown_ids_exit_with_two(system: System) -> None:
     system.run("show", "no-id", status=2)
     system.run("show", "01890a5d-ac96-774b-bcce-b302099a8057", status=2)
     system.run("submit", "echo", " ", status=2)
     system.run("submit", "echo", "hello", "--mode", "no-mode", status=2)
+    system.run("due", "no-pool", status=2)
 
 
 def test_a_second_up_in_the_same_home_says_who_runs_the_first(system: System) -> None:

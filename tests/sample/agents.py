@@ -13,6 +13,9 @@ worker = Agent(
 apart = Agent(
     name="apart", version=1, instructions="Do as you are told.", tools=["echo", "apart_slow"], request_seconds=20
 )
+narrow = Agent(
+    name="narrow", version=1, instructions="Do as you are told.", tools=["timed", "narrow"], request_seconds=20
+)
 curious = Agent(
     name="curious", version=1, instructions="Say how sure you are.", options={"logprobs": True}, request_seconds=20
 )

@@ -113,6 +113,18 @@ def slow(seconds: float) -> float:
     return seconds
 
 
+@tool(replay="safe", timeout=60)
+def timed(text: str, seconds: float) -> str:
+    """Take time, and write down when it began and when it ended."""
+    act(f"begin {text} {os.getpid()}")
+    time.sleep(seconds)
+    act(f"end {text} {os.getpid()}")
+    return text
+
+
+narrow = tool(name="narrow", replay="safe", timeout=60, concurrency=2)(timed.function)
+
+
 class Tally(Document, kind="tally"):
     """What a batch has counted."""
 

@@ -64,7 +64,7 @@ SELECT (jsonb_populate_record(w, jsonb_build_object('waiter_id', waiter.id, 'dep
 
 INSERT INTO brainhands.outbox
 SELECT (jsonb_populate_record(o, jsonb_build_object('task_id', t.id, 'session_id', t.session_id, 'requires_name',
-       'play', 'not_before', now() + n * interval '1 s', 'published_at', CASE WHEN n > 5000 THEN now() END))).*
+       'play', 'not_before', now() + n * interval '1 s', 'published_at', CASE WHEN n > 9900 THEN now() END))).*
   FROM brainhands.outbox o,
        (SELECT *, row_number() OVER () AS n FROM brainhands.tasks WHERE kind = 'play') AS t ON CONFLICT DO NOTHING;
 

@@ -28,7 +28,7 @@ from shared.model.commit import Commit
 from shared.model.ids import SessionId, TaskId, new_task_id, new_worker_id
 from shared.model.json import Json
 from shared.model.submission import Receipt
-from shared.model.task import Done, Next, Outcome, Requirement, Sleep, Status, Task, Transition, Wait
+from shared.model.task import Done, Next, Outcome, Priority, Requirement, Sleep, Status, Task, Transition, Wait
 from shared.model.worker import Offer, WorkerInfo
 from shared.runtime.settings import libpq_url
 from shared.store import reads, workers
@@ -65,7 +65,13 @@ class Stage:
         self._sql = psycopg.connect(libpq_url(database_url), autocommit=True, row_factory=dict_row)
         self.first = self.worker()
 
-    def worker(self, *, offers: tuple[Offer, ...] = OFFERS, database_url: str | None = None) -> Worker:
+    def worker(
+        self,
+        *,
+        offers: tuple[Offer, ...] = OFFERS,
+        database_url: str | None = None,
+        tenant_concurrency: int | None = None,
+    ) -> Worker:
         """One more live worker, on the store at this address."""
         info = WorkerInfo(
             id=new_worker_id(),
@@ -77,6 +83,7 @@ class Stage:
             slots=4,
             environment="test",
             offers=offers,
+            tenant_concurrency=tenant_concurrency,
         )
         self.database.run(workers.see(info))
         made = Worker(
@@ -239,7 +246,7 @@ def play_task(draft: Draft, task_id: TaskId, *, owner_id: TaskId | None = None) 
         requires=Requirement(name=PLAY, version=1),
         input={"call_id": None},
         cause=draft.session.last_seq,
-        priority=0,
+        priority=Priority.INTERACTIVE if owner_id is None else draft.task(owner_id).priority,
         status=Status.PENDING,
         phase="first",
         created_at=draft.now,

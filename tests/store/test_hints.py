@@ -13,7 +13,7 @@ from shared.model.ids import TaskId, new_task_id
 from shared.model.task import Status
 from shared.model.worker import Offer
 from shared.runtime.settings import libpq_url
-from shared.store import hints, workers
+from shared.store import hints, turns, workers
 from tests.store.stage import PLAY, Stage, finish, nap, play_task
 
 OFFERS = [{"name": PLAY, "low": 1, "high": 1}]
@@ -21,8 +21,14 @@ OFFERS = [{"name": PLAY, "low": 1, "high": 1}]
 
 def take(stage: Stage, room: int = 1000, offers: Any = OFFERS) -> set[TaskId]:
     """What a relay's pass takes."""
-    (taken,) = stage.database.run(hints.take_due(offers, room))
+    (taken,) = stage.database.run(turns.take(offers, room))
     return {row["task_id"] for row in taken.rows}
+
+
+def overdue(stage: Stage) -> set[TaskId]:
+    """What a relay looks for in the queues."""
+    (found,) = stage.database.run(hints.overdue(OFFERS))
+    return {row["task_id"] for row in found.rows}
 
 
 def publish_long_ago(stage: Stage, task_id: TaskId) -> None:
@@ -70,12 +76,18 @@ def test_a_hint_that_was_published_and_not_claimed_is_published_again_and_not_at
     task_id = stage.add(session_id)
 
     first, at_once = take(stage), take(stage)
+    missed_at_once = overdue(stage)
     publish_long_ago(stage, task_id)
+    missed_later, while_it_may_be_queued = overdue(stage), take(stage)
+    stage.database.run(hints.lose([task_id]))
     later = take(stage)
+    stage.database.run(hints.lose([task_id]))
 
     assert task_id in first
-    assert task_id not in at_once
+    assert task_id not in at_once | missed_at_once | while_it_may_be_queued
+    assert task_id in missed_later
     assert task_id in later
+    assert task_id not in take(stage), "it has just been sent again"
 
 
 @pytest.mark.promise("H4")
@@ -110,13 +122,12 @@ def test_a_row_that_one_relay_takes_holds_up_neither_another_relay_nor_a_commit_
 
 @pytest.mark.promise("H6")
 def test_relays_at_the_same_time_take_each_hint_once(stage: Stage) -> None:
-    session_id, _ = stage.session()
-
     def add_many(draft: Any) -> None:
-        for _ in range(60):
+        for _ in range(10):
             draft.add(play_task(draft, new_task_id()))
 
-    stage.commit(session_id, add_many)
+    for _ in range(6):
+        stage.commit(stage.session()[0], add_many)
 
     def drain(_: int) -> list[TaskId]:
         mine: list[TaskId] = []

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -35,12 +36,14 @@ from shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
 from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
-from shared.store import attempts, health, hints, workers
+from shared.store import attempts, health, turns, workers
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import check, violations
 from tests.store.stage import OFFERS, PLAY, Act, Gone, Stage, play_task
 
 PATIENCE = 30.0
+LIMITED_OFFERS = tuple(replace(offer, concurrency=1) for offer in OFFERS)
+"""Of one of the workers, as in the middle of a deploy that limits something."""
 WHAT_A_PHASE_DOES = [
     *("next", "next", "done", "done", "fail", "sleep", "wait", "nothing"),
     *("spawn wait", "spawn fail fast", "spawn leave", "spawn next", "hand on", "raise", "die"),
@@ -123,7 +126,8 @@ class StoreMachine(RuleBasedStateMachine):
         url = self.exits.enter_context(new_database(self.postgres, template=migrated(self.postgres)))
         self.stage = ActorsStage(url, restart_limit=2)
         self.exits.callback(self.stage.close)
-        self.workers = [self.stage.first, self.stage.worker(), self.stage.worker()]
+        limited = self.stage.worker(offers=LIMITED_OFFERS, tenant_concurrency=2)
+        self.workers = [self.stage.first, limited, self.stage.worker()]
         self.sessions: list[SessionId] = []
         self.actors: list[Actor] = []
         self.done: dict[TaskId, Task] = {}
@@ -169,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self._time_passes()
             case ("relay", _, _):
                 offers = [{"name": offer.name, "low": offer.low, "high": offer.high} for offer in OFFERS]
-                self.stage.database.run(hints.take_due(offers, 3))
+                self.stage.database.run(turns.take(offers, 3))
             case _:
                 self.sweep()
 
@@ -399,6 +403,7 @@ def _handing_on(run: Run) -> Step:
                 submission_id=task.submission_id,
                 cause=task.cause,
                 round_number=2,
+                priority=task.priority,
                 now=draft.now,
             )
             draft.hand_on(onward, Step(lambda _draft: Next("request")))

@@ -21,13 +21,14 @@ from shared.errors import (
     UnknownSession,
     UnknownSubmission,
 )
+from shared.model.ids import new_task_id
 from shared.model.submission import Receipt, SubmissionStatus
-from shared.model.task import Next, Status
+from shared.model.task import Next, Priority, Status
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import violations
-from tests.store.stage import AGENT, NO_REDIS, Stage, answer, finish
+from tests.store.stage import AGENT, NO_REDIS, Stage, answer, finish, spawn_and_wait
 
 
 @pytest.mark.promise("A1", "A4")
@@ -52,6 +53,48 @@ def test_an_input_has_its_identity_its_message_its_work_and_its_hint_in_one_comm
     stored = shared_stage.client.submission(receipt.submission_id)
     assert (stored.request_id, stored.input, stored.status) == ("a1", "good morning", SubmissionStatus.ACCEPTED)
     assert stored.session_id == receipt.session_id
+
+
+@pytest.mark.promise("H10")
+@pytest.mark.parametrize("caller", ["alone", "within a transaction"])
+def test_the_priority_of_an_input_is_that_of_all_its_work_and_of_no_other_input(
+    shared_stage: Stage, caller: str
+) -> None:
+    """Into a session that is busy with interactive work, so that it waits in the inbox."""
+    stage = shared_stage
+    session_id, generation = stage.session()
+    child = new_task_id()
+    if caller == "alone":
+        batch = stage.submit("later", session=session_id, priority="batch")
+    else:
+        with psycopg.connect(libpq_url(stage.database_url)) as connection:
+            batch = stage.submit("later", session=session_id, priority="batch", connection=connection)
+        (intake,) = stage.sql("SELECT id FROM brainhands.tasks WHERE submission_id = %s", batch.submission_id)
+        stage.advance(intake["id"])
+    stage.advance(generation, finish())
+    onward = stage.open_generation(session_id)
+    stage.advance(onward, spawn_and_wait(child))
+
+    def priorities(table: str, column: str) -> dict[UUID, Priority]:
+        rows = stage.sql(f"SELECT {column} AS id, priority FROM brainhands.{table} WHERE session_id = %s", session_id)
+        return {row["id"]: Priority(row["priority"]) for row in rows}
+
+    tasks = priorities("tasks", "id")
+    assert tasks[generation] is Priority.INTERACTIVE
+    assert tasks[onward] is Priority.BATCH
+    assert set(priorities("tasks", "submission_id").values()) == {Priority.INTERACTIVE, Priority.BATCH}
+    assert priorities("outbox", "task_id")[child] is tasks[child]
+    assert stage.client.submission(batch.submission_id).priority is Priority.BATCH
+
+
+@pytest.mark.promise("A2", "A3")
+def test_a_request_that_is_repeated_with_another_priority_is_the_same_and_keeps_the_first(shared_stage: Stage) -> None:
+    first = shared_stage.submit(request_id="urgent", priority="batch")
+
+    again = shared_stage.submit(request_id="urgent", priority="interactive")
+
+    assert again.submission_id == first.submission_id
+    assert shared_stage.client.submission(first.submission_id).priority is Priority.BATCH
 
 
 @pytest.mark.promise("A2")
@@ -167,6 +210,7 @@ def test_input_for_a_busy_session_waits_and_joins_in_order(shared_stage: Stage) 
         {"request_id": ""},
         {"request_id": "r" * 501},
         {"mode": "sideways"},
+        {"priority": "at once"},
         {"session": "no-uuid"},
         {"session": UUID(int=7)},
     ],

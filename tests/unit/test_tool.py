@@ -252,6 +252,7 @@ def test_a_function_that_a_model_cannot_call_is_refused(function: Callable[..., 
         ({"name": "send mail"}, "'send mail' cannot name a tool"),
         ({"pool": "gpu"}, "'gpu' is no pool of hands"),
         ({"output_limit": 0}, "output_limit=0 is not possible"),
+        ({"concurrency": 0}, "concurrency=0 is not possible"),
     ],
 )
 def test_an_option_that_cannot_be_kept_is_refused(options: dict[str, Any], said: str) -> None:

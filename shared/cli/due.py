@@ -1,0 +1,28 @@
+"""When a pool is next needed, for who starts and stops its workers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shared.cli.door import open_client, print_json
+from shared.cli.submit import AsJson
+
+
+def due(
+    pool: Annotated[str, typer.Argument(help="The pool, such as hands.default.")],
+    json: AsJson = False,
+) -> None:
+    """Say whether work is ready for a pool, and when the next is due."""
+    with open_client() as client:
+        found = client.next_wake(pool)
+    if json:
+        at = None if found.at is None else found.at.isoformat(timespec="microseconds")
+        print_json({"pool": pool, "ready": found.ready, "at": at})
+    elif found.ready:
+        print("work is ready")
+    elif found.at is not None:
+        print(f"nothing before {found.at.astimezone():%Y-%m-%d %H:%M:%S}")
+    else:
+        print("nothing is foreseen")
