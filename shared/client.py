@@ -251,12 +251,12 @@ class Client:
         (`SEQ:HASH`, as receipts and `show` give it) is what the log was known to say at that seq.
         """
         found = self._found(session)
-        gone = {
-            seq: by
-            for part in lineage.parts(self._database, found)[:-1]
-            for seq, by in said_to_be_gone(reads.taken_out_later(self._database, part)).items()
-            if seq <= part.up_to
-        }
+        gone: dict[int, int] = {}
+        begins = 1
+        for part in lineage.parts(self._database, found)[:-1]:
+            later = said_to_be_gone(reads.taken_out_later(self._database, part), begins)
+            gone.update((seq, by) for seq, by in later.items() if seq <= part.up_to)
+            begins = part.up_to + 1
         events = [event for event in self.events(session) if event.seq <= found.last_seq]
         return check(events, found, None if head is None else read_head(head), gone)
 

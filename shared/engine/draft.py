@@ -589,7 +589,7 @@ class Draft:
                     self._end_cancelled_submission(self.task(task_id))
             for waiter_id in around.waiters:
                 still_open = self._still_open(around.open_dependencies.get(waiter_id, frozenset()))
-                still_open |= {each.dependency_id for each in self._waits.get(waiter_id, ())}
+                still_open |= self._open_of_new_waits(waiter_id)
                 if self.task(waiter_id).status is not Status.WAITING or waiter_id in self._finishing:
                     continue
                 if not still_open:
@@ -603,6 +603,17 @@ class Draft:
                     self._finishing[owner_id] = (owner.outcome, owner.result, owner.error)
         for conversation_id in dict.fromkeys(ended_generations):
             self.take_next_input(conversation_id)
+
+    def _open_of_new_waits(self, waiter_id: TaskId) -> set[TaskId]:
+        """What a task waits for from this draft on, less what was made and has ended within it."""
+        waits = [
+            each
+            for each in self._waits.pop(waiter_id, ())
+            if each.dependency_id not in self._new_tasks or self._new_tasks[each.dependency_id].is_open
+        ]
+        if waits:
+            self._waits[waiter_id] = waits
+        return {each.dependency_id for each in waits}
 
     def _owned_first(self, finishing: Iterable[TaskId]) -> list[TaskId]:
         """What is owned ends before its owner does."""

@@ -114,7 +114,7 @@ def cancel(draft: Draft, task: Task) -> None:
 
 
 def _leave_unknown(draft: Draft, task: Task, error: str, *, cause: int) -> None:
-    shown = _shown(draft, task)
+    shown = task.checkpoint.get("partial") or _shown(draft, task)
     draft.event(ToolCallInterrupted(**call_fields(task), partial=shown, error=error), causes=[cause], task=task)
     draft.finish(task, Outcome.INTERRUPTED, error=error)
 

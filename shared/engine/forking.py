@@ -3,13 +3,14 @@
 Nothing is copied but what later steps read as rows: documents, the pinned version of the agent, and the calls whose
 effects are unknown, so that an equal call is asked about instead of made. No task, question, signal or input comes
 along. The model's open calls are closed, so the conversation is free. The past is read without a lock, since it does
-not change, and the commit inserts the new session and locks nothing but that.
+not change, and the commit inserts the new session and locks nothing of the other but what keeps it from being erased.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import psycopg
 
@@ -28,6 +29,7 @@ from shared.model.ids import ConversationId, new_conversation_id, new_session_id
 from shared.model.session import Session
 from shared.model.task import Outcome, Priority, Requirement, Status, Task
 from shared.store import commits, forks
+from shared.store.database import Transaction
 from shared.store.forks import Cut, Past
 from shared.store.view import View
 
@@ -62,15 +64,19 @@ def fork(ledger: Ledger, session: Session, at: int, request_id: str) -> ForkRece
         **past.used,
     )
     try:
-        commit = patiently(
-            ledger, lambda transaction: commits.create(transaction, lambda now: _forked(new, cut, past, now))
-        )
+        commit = patiently(ledger, partial(_store, new=new, cut=cut, past=past))
     except psycopg.errors.UniqueViolation:
         # A twin came first, or an earlier try was committed and lost only its reply.
         if (made := forks.made_by(ledger.database, digest)) is None:
             raise RequestInProgress(request_id) from None
         return _earlier(made, cut, request_id)
     return replace(_receipt(commit.session, request_id), head=head_of(commit.session))
+
+
+def _store(transaction: Transaction, *, new: Session, cut: Cut, past: Past) -> Commit:
+    """The past was read without a lock, and is still whole where the session was not erased meanwhile."""
+    refuse_erased(forks.keep(transaction, cut.session.id))
+    return commits.create(transaction, lambda now: _forked(new, cut, past, now))
 
 
 def _earlier(made: Session, cut: Cut, request_id: str) -> ForkReceipt:
@@ -91,7 +97,9 @@ def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
     draft.save_conversation(main)
     payload = SessionForked(forked_from=str(cut.session.id), at=cut.seq, hash=cut.hash.hex())
     draft.event(payload, causes=[cut.seq], conversation_id=main.id)
-    left = left_open(past.calls, past.planned, past.main.id)
+    left = left_open(past.calls, past.planned, past.planned_at, past.main.id)
+    if left.untold is not None:
+        raise _redacted(left.untold)
     for start in left.begun:
         task = _unknown_call(draft, start, past.main.id, main.id)
         interrupted = ToolCallInterrupted(**endings.call_fields(task), partial="", error=BEGUN)
@@ -113,7 +121,7 @@ def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
 def _unknown_call(draft: Draft, fact: CallFact, past_main: ConversationId, main: ConversationId) -> Task:
     """A call of the past whose effect is unknown, as an ended task of the fork: what reviews and settling look for."""
     if fact.payload is None:
-        raise BadInput(f"event {fact.seq} was redacted, and a fork from here needs it", "fork at another event")
+        raise _redacted(fact.seq)
     in_main = fact.conversation_id == past_main
     call = {name: fact.payload[name] for name in ("arguments", "operation_id", "replay")}
     call["call_id"] = fact.call_id if in_main else None
@@ -138,6 +146,10 @@ def _unknown_call(draft: Draft, fact: CallFact, past_main: ConversationId, main:
     )
     draft.add(task)
     return task
+
+
+def _redacted(seq: int) -> BadInput:
+    return BadInput(f"event {seq} was redacted, and a fork from here needs it", "fork at another event")
 
 
 def _not_begun(call: ModelCall) -> ToolCallError:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import Any
 from uuid import UUID
 
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
-from shared.errors import BadInput, ErasedSession, StillNeeded
+from shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
+from shared.kernel.background import RESPONSE_CANCEL
 from shared.kernel.verify import head_of
 from shared.model.commit import Commit, Redaction
 from shared.model.event import Event, EventsRedacted, SessionErased
 from shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
+from shared.model.json import Json, parse
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Session
 from shared.model.task import Task
@@ -95,22 +98,26 @@ def erase(ledger: Ledger, tenant: str, session_id: SessionId, *, reason: str, wh
 
 
 def repeated_in(events: Iterable[Event], gone: Sequence[Row]) -> tuple[int, ...]:
-    """Events still there that have parts of what was redacted: of the same call, an answer, or a summary of it."""
+    """Events still there that have parts of what was redacted: the same call, the answer that ended a submission, what
+    one agent told another, or a summary.
+    """
+    texts = {text for row in gone for text in _texts(row["payload"])}
     calls = {call_id for row in gone for call_id in _call_ids(row["payload"])}
     tasks = {row["task_id"] for row in gone if row["type"] in OF_CALLS}
     answers = {cause for row in gone if row["type"] == "submission_done" for cause in row["causes"]}
 
     def repeats(event: Event) -> bool:
-        if event.type == "model_output":
-            return event.seq in answers or not calls.isdisjoint(_call_ids(json.loads(event.payload_text)))
         if event.type == "context_compacted":
             # A summary may have words of all that it stands for.
             upto = json.loads(event.payload_text)["upto"]
             return any(row["seq"] <= upto and row["conversation_id"] == event.conversation_id for row in gone)
-        if event.type not in OF_CALLS:
+        if event.type not in ("model_output", "task_given", *OF_CALLS):
             return False
-        own = _call_ids(json.loads(event.payload_text))
-        return not calls.isdisjoint(own) if own else event.task_id in tasks
+        payload = json.loads(event.payload_text)
+        own = _call_ids(payload)
+        if event.seq in answers or not texts.isdisjoint(_texts(payload)) or not calls.isdisjoint(own):
+            return True
+        return event.type in OF_CALLS and not own and event.task_id in tasks
 
     return tuple(event.seq for event in events if event.redacted_at is None and repeats(event))
 
@@ -187,13 +194,17 @@ def _still_needed(row: Row, task: Task) -> StillNeeded:
 
 
 def _refuse_unless_at_rest(view: View) -> None:
-    still = [f"{task.kind} {task.id} is {task.status}" for task in view.open_tasks().values()]
+    open_tasks = view.open_tasks().values()
+    still = [f"{task.kind} {task.id} is {task.status}" for task in open_tasks]
     still += [f"the input of submission {entry.submission_id} waits" for entry in view.inputs()]
     if still:
         more = f", and {len(still) - 3} more" if len(still) > 3 else ""
+        # A cancel of the session leaves out what has a provider stop.
+        stuck = [task.id for task in open_tasks if task.kind == RESPONSE_CANCEL and task.blocked is not None]
+        how = f"--task {stuck[0]}" if len(stuck) == len(still) else f"--session {view.session.id}"
         raise StillNeeded(
             f"session {view.session.id} cannot be erased while it has open work: {'; '.join(still[:3])}{more}",
-            f"wait until it has ended, or cancel it: `brainhands cancel --session {view.session.id}`",
+            f"wait until it has ended, or cancel it: `brainhands cancel {how}`",
         )
 
 
@@ -215,6 +226,20 @@ def _call_ids(payload: dict[str, object]) -> list[object]:
     made = payload.get("calls")
     found = [call["call_id"] for call in made] if isinstance(made, list) else [payload.get("call_id")]
     return [call_id for call_id in found if call_id is not None]
+
+
+def _texts(payload: dict[str, Any]) -> set[str]:
+    """What agents tell each other word for word, in a call of the one and in the conversation of the other."""
+    arguments = [payload.get("arguments"), *(_parsed(call["arguments"]) for call in payload.get("calls") or ())]
+    given = [each.get("task") for each in arguments if isinstance(each, dict)]
+    return {each for each in (payload.get("text"), payload.get("result"), *given) if isinstance(each, str) and each}
+
+
+def _parsed(arguments: str) -> Json:
+    try:
+        return parse(arguments)
+    except NotStorable:
+        return None
 
 
 def _events(ledger: Ledger, session_id: SessionId) -> Iterable[Event]:

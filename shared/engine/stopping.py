@@ -87,9 +87,8 @@ def _cancel(
     tried: list[Commit] = []
 
     def fill(view: View) -> Commit | None:
-        # What has a provider stop is not stopped itself.
-        open_tasks = {task.id: task for task in view.open_tasks().values() if task.kind != RESPONSE_CANCEL}
-        wanted = roots(open_tasks.values())
+        open_tasks = view.open_tasks()
+        wanted = roots([task for task in open_tasks.values() if _may_be_stopped(task, wish)])
         waiting = [entry for entry in view.inputs() if inputs(entry)]
         if not wanted and not waiting:
             return None
@@ -104,6 +103,11 @@ def _cancel(
     commit = ledger.apply(session_id, [], fill)
     # A try whose COMMIT lost its reply had gone through if nothing is left to end.
     return commit if commit is not None or not tried else tried[-1]
+
+
+def _may_be_stopped(task: Task, wish: CancelRequested) -> bool:
+    """What has a provider stop is not stopped itself, unless nobody can run it and it is named."""
+    return task.kind != RESPONSE_CANCEL or (wish.scope == "task" and task.blocked is not None)
 
 
 def _works_on(task: Task, submission: Submission) -> bool:

@@ -2,7 +2,7 @@
 
 While the provider works on a response, its generation sleeps with the handle in its checkpoint. Whatever ends the
 generation then, or gives the response up, makes a task that has the provider stop. That task belongs to nobody, so that
-nothing waits for it and no cancel ends it.
+nothing waits for it and no cancel ends it, except one that names it when nobody can run it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def response_cancel_task(task_id: TaskId, generation: Task, response_id: str, *,
         submission_id=None,
         kind=RESPONSE_CANCEL,
         version=RESPONSE_CANCEL_VERSION,
-        requires=generation.requires,
+        # In any version: the one that asked may be gone by now.
+        requires=replace(generation.requires, version=None),
         input={"response_id": response_id},
         cause=generation.checkpoint["request_seq"],
         priority=generation.priority,

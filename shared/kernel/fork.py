@@ -25,6 +25,8 @@ class CallFact:
     kind: str
     version: int
     payload: Json
+    redacted: bool
+    """Then it does not say which call of the model it was of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +39,22 @@ class LeftOpen:
     """Ends of calls as interrupted about which nobody has found out more."""
     not_begun: tuple[ModelCall, ...]
     """Calls of the model without an intent and without an end."""
+    untold: int | None
+    """An event of one of these calls, perhaps: it was redacted."""
 
 
-def left_open(facts: Iterable[CallFact], planned: Sequence[ModelCall], main: ConversationId) -> LeftOpen:
-    """What calls are open, given their events in order and the calls of the main conversation's last reply."""
+def left_open(
+    facts: Iterable[CallFact], planned: Sequence[ModelCall], planned_at: int, main: ConversationId
+) -> LeftOpen:
+    """What calls are open, given their events in order, and calls and seq of the main conversation's last reply."""
     begun: dict[TaskId, CallFact] = {}
     unknown: dict[TaskId, CallFact] = {}
     seen: set[str | None] = set()
+    untold = None
     for fact in facts:
         if fact.conversation_id == main:
             seen.add(fact.call_id)
+            untold = fact.seq if fact.redacted and fact.seq > planned_at else untold
         if fact.type == ToolCallStart.event_type:
             begun[fact.task_id] = fact
             continue
@@ -54,8 +62,10 @@ def left_open(facts: Iterable[CallFact], planned: Sequence[ModelCall], main: Con
         unknown.pop(fact.task_id, None)
         if fact.type == ToolCallInterrupted.event_type:
             unknown[fact.task_id] = fact
+    not_begun = tuple(call for call in planned if call.call_id not in seen)
     return LeftOpen(
         begun=tuple(begun.values()),
         unknown=tuple(unknown.values()),
-        not_begun=tuple(call for call in planned if call.call_id not in seen),
+        not_begun=not_begun,
+        untold=untold if not_begun else None,
     )

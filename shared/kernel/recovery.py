@@ -12,6 +12,9 @@ COMPACTION = "compaction"
 EFFECT_PHASES = frozenset({"execute", "reconcile"})
 """Phases of a tool call in which its intent is committed, so that its effect may have happened."""
 
+REVIEWED = "reviewed"
+"""The phase in which a call goes on with what a person found out: about itself, or before its intent about another."""
+
 REQUEST_PHASES = frozenset({"request", "retry"})
 """Phases of a generation or a compaction in which the model may have been called."""
 
@@ -22,8 +25,9 @@ def may_run_again(task: Task, restart_limit: int) -> bool:
 
 
 def effect_is_unknown(task: Task) -> bool:
-    """Whether the task is a tool call that may have acted."""
-    return task.kind.startswith("tool:") and task.phase in EFFECT_PHASES
+    """Whether the task is a tool call that may have acted, also while people find out about it."""
+    reviewed = task.phase == REVIEWED and "start_seq" in task.checkpoint
+    return task.kind.startswith("tool:") and (task.phase in EFFECT_PHASES or reviewed)
 
 
 def asked_the_model(task: Task) -> bool:

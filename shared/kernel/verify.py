@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from shared.errors import BadInput
 from shared.kernel.chain import GENESIS, event_hash
@@ -34,9 +36,12 @@ def read_head(text: str) -> tuple[int, bytes]:
     """The seq and the hash of a head. Raises BadInput."""
     seq, _, digest = text.partition(":")
     try:
-        return int(seq), bytes.fromhex(digest)
+        head = int(seq), bytes.fromhex(digest)
     except ValueError:
-        raise BadInput(f"{text!r} is no head", "a head is SEQ:HASH, as a receipt gives it") from None
+        head = 0, b""
+    if head[0] < 1 or len(head[1]) != len(GENESIS):
+        raise BadInput(f"{text!r} is no head", "a head is SEQ:HASH, as a receipt gives it")
+    return head
 
 
 def check(
@@ -50,7 +55,9 @@ def check(
     `gone_elsewhere` are events of a fork's past whose content was taken out after the cut, as `said_to_be_gone` has it.
     """
     previous = GENESIS
-    gone = {**(gone_elsewhere or {}), **said_to_be_gone(events)}
+    gone = dict(gone_elsewhere or {})
+    for _, own in groupby(events, key=attrgetter("session_id")):
+        gone.update(said_to_be_gone(list(own)))
     for place, event in enumerate(events, start=1):
         if flaw := _flaw(event, place, previous, gone.get(event.seq)):
             return Flaw(seq=place, problem=flaw)
@@ -64,8 +71,11 @@ def check(
     return None
 
 
-def said_to_be_gone(events: Sequence[Event]) -> dict[int, int]:
-    """The events whose content a later one says was taken out, each with the seq of that later one."""
+def said_to_be_gone(events: Sequence[Event], begins: int | None = None) -> dict[int, int]:
+    """The events whose content a later one of their session says was taken out, each with the seq of that later one.
+
+    `begins` is the seq of the session's own first event, where that is not the first one given.
+    """
     gone: dict[int, int] = {}
     for event in events:
         # What cannot be read here has another payload than its digest, which is a flaw of its own.
@@ -73,7 +83,10 @@ def said_to_be_gone(events: Sequence[Event]) -> dict[int, int]:
             if event.type == EventsRedacted.event_type:
                 named: Iterable[int] = json.loads(event.payload_text)["seqs"]
             elif event.type == SessionErased.event_type:
-                named = range(1, min(json.loads(event.payload_text)["through"], event.seq) + 1)
+                named = range(
+                    events[0].seq if begins is None else begins,
+                    min(json.loads(event.payload_text)["through"], event.seq) + 1,
+                )
             else:
                 continue
             gone.update((seq, event.seq) for seq in named if seq < event.seq)

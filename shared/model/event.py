@@ -426,7 +426,10 @@ class EventsRedacted(Payload):
 
 
 class SessionErased(Payload):
-    """The content of all events up to `through`, and of all that was stored beside them, was taken out of the store."""
+    """The content of all that the session itself stored was taken out: of its events up to `through`, and beside them.
+
+    The past of a fork is not its own.
+    """
 
     event_type = "session_erased"
     through: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import and_, bindparam, func, or_, select
+from sqlalchemy import and_, bindparam, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from shared.model.derived import (
@@ -25,6 +25,7 @@ from shared.model.document import Document, StoredDocument
 from shared.model.ids import SessionId
 from shared.store.database import Database, Row, Statement
 from shared.store.documents import PATIENCE
+from shared.store.lineage import LOG
 from shared.store.tables import attempts, conversations, events, sessions, tasks, waits
 from shared.store.view import INPUTS
 
@@ -32,14 +33,18 @@ HEAD = Statement(select(sessions.c.last_seq).where(sessions.c.id == bindparam("s
 CONVERSATIONS = Statement(
     select(conversations).where(conversations.c.session_id == bindparam("session_id")).order_by(conversations.c.id)
 )
-REQUESTS = Statement(
+_OF_PART = (events.c.session_id == LOG.c.session_id, events.c.seq <= LOG.c.up_to)
+_PINNED = (
     select(events.c.conversation_id, events.c.type, events.c.payload)
-    .where(
-        events.c.session_id == bindparam("session_id"),
-        or_(events.c.type == "system_prompt_set", events.c.type == "model_request"),
-    )
+    .where(*_OF_PART, or_(events.c.type == "system_prompt_set", events.c.type == "model_request"))
     .ext(distinct_on(events.c.conversation_id, events.c.type))
     .order_by(events.c.conversation_id, events.c.type, events.c.seq.desc())
+    .lateral("pinned")
+)
+REQUESTS = Statement(
+    select(_PINNED, conversations.c.owner_id.is_(None).label("main"))
+    .select_from(LOG.join(_PINNED, true()).join(conversations, conversations.c.id == _PINNED.c.conversation_id))
+    .order_by(LOG.c.up_to)
 )
 _OTHER = tasks.alias("other")
 OPEN_TASKS = Statement(
@@ -61,17 +66,18 @@ OPEN_TASKS = Statement(
     .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != "done")
     .order_by(tasks.c.created_at, tasks.c.id)
 )
-USAGE = Statement(
+_USED = (
     select(
         events.c.conversation_id,
         func.count().label("calls"),
         func.coalesce(func.sum(events.c.tokens_in), 0).label("tokens_in"),
         func.coalesce(func.sum(events.c.tokens_out), 0).label("tokens_out"),
     )
-    .where(events.c.session_id == bindparam("session_id"), events.c.tokens_in.is_not(None))
+    .where(*_OF_PART, events.c.tokens_in.is_not(None))
     .group_by(events.c.conversation_id)
-    .order_by(events.c.conversation_id)
+    .lateral("used")
 )
+USAGE = Statement(select(_USED).select_from(LOG.join(_USED, true())).order_by(_USED.c.conversation_id))
 
 
 def read(database: Database, session_id: SessionId, name: str) -> StoredDocument:
@@ -94,17 +100,22 @@ def read(database: Database, session_id: SessionId, name: str) -> StoredDocument
 
 def _agent_settings(talks: Sequence[Row], pinned: Sequence[Row]) -> Document:
     by_place = {(row["conversation_id"], row["type"]): row["payload"] for row in pinned}
-    return AgentSettings(conversations=tuple(_agent_setting(row, by_place) for row in talks))
+    # The main conversation of a fork goes on with what was pinned in its past, the latest part of which comes last.
+    earlier = {row["type"]: row["payload"] for row in pinned if row["main"]}
+    return AgentSettings(conversations=tuple(_agent_setting(row, by_place, earlier) for row in talks))
 
 
-def _agent_setting(row: Row, pinned: Mapping[tuple[object, str], Row]) -> AgentSetting:
-    request = pinned.get((row["id"], "model_request"), {})
+def _agent_setting(row: Row, pinned: Mapping[tuple[object, str], Row], earlier: Mapping[str, Row]) -> AgentSetting:
+    past = {} if row["continues"] is None else earlier
+    # None in place of what was redacted or erased.
+    request = pinned.get((row["id"], "model_request"), past.get("model_request")) or {}
+    prompt = pinned.get((row["id"], "system_prompt_set"), past.get("system_prompt_set")) or {}
     return AgentSetting(
         conversation=str(row["id"]),
         owner=_id(row["owner_id"]),
         agent=row["agent"],
         agent_version=row["agent_version"],
-        instructions=pinned.get((row["id"], "system_prompt_set"), {}).get("instructions"),
+        instructions=prompt.get("instructions"),
         model=request.get("model"),
         options=request.get("options", {}),
         tools=request.get("tools", ()),

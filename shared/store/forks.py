@@ -31,9 +31,9 @@ from shared.model.ids import SessionId
 from shared.model.session import Conversation, Session
 from shared.model.task import Task
 from shared.store import documents, reads, rows
-from shared.store.database import Database, Row, Statement
+from shared.store.database import Database, Row, Statement, Transaction
 from shared.store.lineage import LOG
-from shared.store.tables import events, sessions, tasks
+from shared.store.tables import conversations, events, sessions, tasks
 
 _NEXT = events.alias("next")
 _ENDS_ITS_COMMIT = or_(
@@ -60,6 +60,7 @@ CALLS = Statement(
             (or_(events.c.type == "tool_call_start", events.c.type == "tool_call_interrupted"), events.c.payload),
             else_=null(),
         ).label("payload"),
+        events.c.redacted_at.is_not(None).label("redacted"),
         tasks.c.kind,
         tasks.c.version,
     )
@@ -68,7 +69,7 @@ CALLS = Statement(
     .order_by(events.c.seq)
 )
 LAST_OUTPUT = Statement(
-    select(events.c.payload)
+    select(events.c.seq, events.c.payload)
     .where(*_UP_TO, events.c.conversation_id == bindparam("conversation_id"), events.c.type == "model_output")
     .order_by(events.c.seq.desc())
     .limit(1)
@@ -102,6 +103,11 @@ USED = Statement(
         func.coalesce(func.sum(_USED.c.cost), 0).label("cost"),
     ).select_from(LOG.join(_USED, true()))
 )
+KEEP = Statement(
+    select(conversations.c.id)
+    .where(conversations.c.session_id == bindparam("session_id"), conversations.c.owner_id.is_(None))
+    .with_for_update(read=True)
+)
 SESSION_BY_FORK_REQUEST = Statement(select(sessions).where(sessions.c.fork_request == bindparam("digest")))
 BY_ID = Statement(select(sessions).where(sessions.c.id == bindparam("session_id")))
 
@@ -126,6 +132,8 @@ class Past:
     """The events of calls in the session's own log."""
     planned: Sequence[ModelCall]
     """The calls of the last reply in the main conversation, if the session's own log has one."""
+    planned_at: int
+    """The seq of that reply, 0 if there is none."""
     unknown: Sequence[Task]
     """Calls, as tasks of the session, whose effect was unknown already when the session itself was forked."""
     documents: Sequence[StoredDocument]
@@ -164,9 +172,17 @@ def past_of(database: Database, cut: Cut) -> Past:
         main=_as_of(database, main, cut.seq),
         calls=[CallFact(**row) for row in calls.rows],
         planned=_calls_of(output.first),
+        planned_at=0 if output.first is None else output.first["seq"],
         unknown=[rows.task(row) for row in carried.rows],
         documents=documents.as_of(database, source.id, cut.seq),
     )
+
+
+def keep(transaction: Transaction, session_id: SessionId) -> Session:
+    """The session as it is now, which nobody erases before the transaction ends. Its own lock is not taken."""
+    _, found = transaction.run(KEEP(session_id=session_id), BY_ID(session_id=session_id))
+    assert found.first is not None
+    return rows.session(found.first)
 
 
 def made_by(database: Database, digest: bytes) -> Session | None:

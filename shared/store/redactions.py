@@ -26,7 +26,17 @@ from shared.model.signal import Signal
 from shared.model.task import Task
 from shared.store import rows
 from shared.store.database import Call, Row, Statement
-from shared.store.tables import approvals, attempts, documents, events, sessions, signals, submissions, tasks
+from shared.store.tables import (
+    approvals,
+    attempts,
+    conversations,
+    documents,
+    events,
+    sessions,
+    signals,
+    submissions,
+    tasks,
+)
 from shared.store.view import SETTLED, View
 
 _SESSION: Any = bindparam("session_id")
@@ -125,6 +135,11 @@ _WORK = _NAMED_WORK.union(
 WITH_OWNERS = Statement(
     select(tasks).where(tasks.c.session_id == _SESSION, tasks.c.id.in_(select(_WORK.c.id))).order_by(tasks.c.id)
 )
+ALLOW_NO_FORK = Statement(
+    select(conversations.c.id)
+    .where(conversations.c.session_id == _SESSION, conversations.c.owner_id.is_(None))
+    .with_for_update(key_share=True)
+)
 FORKS = Statement(
     select(sessions.c.id)
     .where(sessions.c.forked_from == _SESSION, sessions.c.erased_at.is_(None))
@@ -158,8 +173,8 @@ def unsettled(view: View, ids: Iterable[TaskId]) -> set[TaskId]:
 
 
 def forks_of(view: View) -> list[SessionId]:
-    """Sessions that have this one's log as their past, and are not erased themselves."""
-    (result,) = view.run(FORKS(session_id=view.session.id))
+    """Sessions that have this one's log as their past, and are not erased themselves; from now on none is added."""
+    _, result = view.run(ALLOW_NO_FORK(session_id=view.session.id), FORKS(session_id=view.session.id))
     return [row["id"] for row in result.rows]
 
 

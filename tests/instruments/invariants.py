@@ -136,7 +136,7 @@ def what_is_redacted_is_gone_and_a_later_event_says_so(now: Snapshot) -> Iterato
             if event.redacted_at is None and event.type == "events_redacted":
                 said |= set(json.loads(event.payload_text)["seqs"])
             elif event.type == "session_erased":
-                said |= set(range(1, event.seq))
+                said |= set(range(_begins(now, id) + 1, event.seq))
         gone = {event.seq for event in events if event.redacted_at is not None}
         if gone != said:
             yield f"{id} has no content at {sorted(gone)}, and its log says so of {sorted(said)}"
@@ -245,7 +245,11 @@ def a_submission_begins_and_ends_once_as_its_row_says(now: Snapshot) -> Iterator
 
 
 def an_unfinished_submission_has_open_work_or_waits_in_the_inbox(now: Snapshot) -> Iterator[str]:
-    at_work = {task["submission_id"] for task in now.tasks.values() if task["status"] != "done"}
+    open_tasks = [task for task in now.tasks.values() if task["status"] != "done"]
+    at_work = {task["submission_id"] for task in open_tasks}
+    for task in open_tasks:
+        # Inputs that joined the work on another end with it.
+        at_work |= {UUID(each) for each in {**task["input"], **(task["checkpoint"] or {})}.get("joined", ())}
     waiting = {entry["submission_id"] for entry in now.inbox}
     for id, submission in now.submissions.items():
         if submission["status"] != "done" and id not in at_work | waiting:
@@ -418,7 +422,11 @@ def a_fork_goes_on_from_the_end_of_a_commit_and_says_so_first(now: Snapshot) -> 
             yield f"session {id} is forked at {cut}, in the middle of a commit"
         elif (first := now.events[id][0]).type != "session_forked" or first.causes != (cut,):
             yield f"session {id} is a fork, and its own log begins with {first.type}"
-        elif json.loads(first.payload_text) != {"forked_from": str(source), "at": cut, "hash": past[-1].hash.hex()}:
+        elif first.redacted_at is None and json.loads(first.payload_text) != {
+            "forked_from": str(source),
+            "at": cut,
+            "hash": past[-1].hash.hex(),
+        }:
             yield f"session {id} says of its past {first.payload_text}"
         if now.sessions[source]["tenant"] != session["tenant"]:
             yield f"session {id} is forked from a session of another tenant"

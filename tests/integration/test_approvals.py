@@ -265,4 +265,4 @@ def test_a_call_that_waits_for_a_person_is_not_lost_when_another_of_its_reply_fa
     ends = {each["call_id"]: each for each in shared_fleet.payloads(receipt.session_id, *ENDS)}
     assert ends.keys() == {"call_pay", "call_note", "call_nothing"}
     assert "error" not in ends["call_pay"]
-    assert sum(line.startswith("pay eve") or "eve" in line for line in shared_fleet.effects()) == 1
+    assert shared_fleet.effects().count("pay eve 60") == 1

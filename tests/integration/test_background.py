@@ -412,11 +412,8 @@ def test_a_cancel_while_sleeping_ends_the_input_at_once_and_reaches_the_provider
     (interrupted,) = stage.payloads(receipt, "model_interrupted")
     assert (interrupted["reason"], interrupted["usage"]["tokens_in"] > 0) == ("cancelled", True)
     pending = stage.cancel_task(receipt)
-    assert (pending.status, pending.owner_id, pending.requires) == (
-        Status.PENDING,
-        None,
-        stage.generation(receipt).requires,
-    )
+    assert (pending.status, pending.owner_id) == (Status.PENDING, None)
+    assert str(pending.requires) == "agent:sample"  # in any version, since that of the generation may be gone
     stage.work(receipt)
     assert [each["cancels"] for each in stage.at_provider(receipt)] == [1]
     assert stage.cancel_task(receipt).result == {"status": "cancelled"}
