@@ -26,6 +26,8 @@ class Agent(BaseModel):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
     version: int = Field(ge=1)
+    continues: int | None = Field(None, ge=1)
+    """The oldest version whose sessions this one goes on with, where that version is gone; None: its own only."""
     model: str | None = Field(None, min_length=1)
     """None takes the model of BRAINHANDS_MODEL."""
     instructions: str
@@ -63,6 +65,17 @@ class Agent(BaseModel):
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"named more than once: {', '.join(repeated)}")
         return tools
+
+    @model_validator(mode="after")
+    def _continues_older_ones(self) -> Self:
+        if self.continues is not None and self.continues > self.version:
+            raise ValueError(f"continues={self.continues} is newer than version {self.version}")
+        return self
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version whose sessions this one goes on with."""
+        return self.continues or self.version
 
     @model_validator(mode="after")
     def _rules_for_own_tools(self) -> Self:

@@ -17,7 +17,7 @@ def load(_pool: str) -> Offering:
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
-    offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
+    offers = tuple(Offer(name=f"agent:{agent.name}", low=agent.oldest, high=agent.version) for agent in agents.values())
     return Offering(registry=registry((generation_kind(agents), intake_kind()), offers))
 
 

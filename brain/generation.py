@@ -28,6 +28,7 @@ from shared.engine.run import Run
 from shared.kernel import calls, intake
 from shared.kernel.backoff import backoff_seconds
 from shared.model.event import (
+    PAYLOADS,
     ModelError,
     ModelInterrupted,
     ModelOutput,
@@ -48,6 +49,8 @@ from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 CONTEXT_TYPES = ("system_prompt_set", "user_message", "model_output", "tool_call_settled", *RESULT_TYPES)
+NOT_IN_CONTEXT = sorted({type for type, _ in PAYLOADS} - set(CONTEXT_TYPES))
+"""Types of which it is known that the model's context does not depend on them."""
 
 SLACK_SECONDS = 90.0
 """A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
@@ -92,9 +95,11 @@ def _request_seconds(agents: Agents, task: Task) -> float:
 
 
 def _agent(agents: Agents, name: str, version: int | None) -> Agent:
-    """The agent in a version, the newest where none is pinned yet."""
-    newest = max(each.version for each in agents.values() if each.name == name)
-    return agents[name, version or newest]
+    """The agent in a version, or the oldest that goes on with that one; the newest where none is pinned yet."""
+    versions = sorted((each for each in agents.values() if each.name == name), key=lambda each: each.version)
+    if version is None:
+        return versions[-1]
+    return agents.get((name, version)) or next(each for each in versions if each.oldest <= version <= each.version)
 
 
 class Catalogue:
@@ -184,7 +189,7 @@ def _pin(
 ) -> Transition:
     """Pin agent version, model, options, tools and cutoff; from here on a retry sends the same."""
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
-    if conversation.agent_version is None:
+    if conversation.agent_version != agent.version:
         draft.pin_agent(conversation, agent.version)
         payload = SystemPromptSet(agent=agent.name, agent_version=agent.version, instructions=agent.instructions)
         draft.event(payload, causes=causes, task=owned)
@@ -255,7 +260,7 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
 
 def _read_context(run: Run, request: ModelRequest) -> list[prompt.ContextEvent]:
     assert run.task.conversation_id is not None
-    found = reads.context(run.database, run.task.session_id, run.task.conversation_id, request.cutoff, CONTEXT_TYPES)
+    found = reads.context(run.database, run.task.session_id, run.task.conversation_id, request.cutoff, NOT_IN_CONTEXT)
     return [
         prompt.ContextEvent(
             seq=row["seq"],

@@ -19,7 +19,7 @@ def load(pool: str) -> Offering:
     tools = [tool for tool in loaded.tools if tool.pool == pool]
     flows = [flow for flow in loaded.flows if flow.definition.pool == pool]
     kinds = (*(tool_kind(tool) for tool in tools), *(flow_kind(flow) for flow in flows))
-    offers = tuple(Offer(name=kind.name, low=kind.version, high=kind.version) for kind in kinds)
+    offers = tuple(Offer(name=kind.name, low=kind.versions[0], high=kind.version) for kind in kinds)
     specs = (*(tool.spec() for tool in tools), *(flow.definition.spec() for flow in flows))
     return Offering(registry=registry(kinds, offers), specs=specs)
 

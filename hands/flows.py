@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hands import approvals
-from hands.flow import Flow, Spawn, TaskResult, Update, run_phase
+from hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
 from hands.flow import Phase as AuthorPhase
 from hands.flow import Step as AuthorStep
 from hands.outcomes import ToolError
@@ -17,7 +17,7 @@ from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
-from shared.errors import BadDefinition, BrainhandsError
+from shared.errors import BadDefinition, Incompatible
 from shared.kernel import calls
 from shared.model.approval import Answer, Question
 from shared.model.document import Document, StoredDocument
@@ -30,7 +30,7 @@ from shared.store import reads, workers
 from shared.store.database import Database
 
 
-class UnreadableDocument(BrainhandsError):
+class UnreadableDocument(Incompatible):
     """A document was stored by another version of its kind than this worker knows."""
 
 
@@ -48,9 +48,31 @@ def flow_kind(flow: type[Flow]) -> Kind:
     return Kind(
         name=definition.kind,
         version=definition.version,
+        oldest=definition.oldest,
+        migrate=partial(_migrate, flow),
         first="call",
         phases={"call": start, "answered": answered, **phases},
     )
+
+
+def _migrate(flow: type[Flow], task: Task) -> Task:
+    """A flow of an older version in the form of the present one."""
+    begun = task.phase not in ("call", "answered")
+    call = task.checkpoint.get("call")
+    state = flow.definition.migrated(
+        FlowState(
+            phase=task.phase if begun else None,
+            arguments=call["arguments"] if call else task.input["arguments"],
+            checkpoint=task.checkpoint.get("author"),
+        ),
+        task.version,
+    )
+    if call is None:
+        return replace(task, input={**task.input, "arguments": state.arguments})
+    checkpoint = {**task.checkpoint, "call": {**call, "arguments": state.arguments}}
+    if not begun:
+        return replace(task, checkpoint=checkpoint)
+    return replace(task, phase=state.phase or task.phase, checkpoint={**checkpoint, "author": state.checkpoint})
 
 
 def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
@@ -99,7 +121,7 @@ def _answered(flow: type[Flow], run: Run) -> Step:
     if approval.holds is not Answer.APPROVED:
         return Step(partial(_fail, task=task, error=approvals.why_not(approval)))
     edited = approval.edited_arguments
-    call = _validated(flow, task, approval.arguments if edited is None else edited)
+    call = _validated(flow, task, task.checkpoint["call"]["arguments"] if edited is None else edited)
     if isinstance(call, str):
         return Step(partial(_fail, task=task, error=f"approved, but {call}"))
 

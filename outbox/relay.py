@@ -33,6 +33,8 @@ class Pool:
     queue: str
     slots: int
     offers: tuple[Row, ...]
+    log_format: int
+    """The newest that one of them reads; one who does not read a session's passes its hints on."""
 
 
 class Relay:
@@ -67,7 +69,7 @@ class Relay:
         rooms = [(pool, room) for pool, room in rooms if room > 0]
         if not rooms:
             return 0
-        taken = self._database.run(*(hints.take_due(pool.offers, room) for pool, room in rooms))
+        taken = self._database.run(*(hints.take_due(pool.offers, room, pool.log_format) for pool, room in rooms))
         batches = [
             (pool.queue, batch)
             for (pool, _), found in zip(rooms, taken, strict=True)
@@ -118,6 +120,7 @@ def pools(live: Sequence[Row]) -> list[Pool]:
             queue=queue,
             slots=sum(worker["slots"] for worker in behind),
             offers=tuple({str(offer): offer for worker in behind for offer in worker["offers"]}.values()),
+            log_format=max(worker["log_format"] for worker in behind),
         )
         for queue, behind in sorted(queues.items())
     ]

@@ -15,7 +15,7 @@ from shared.engine import endings
 from shared.engine.draft import Draft, Origin
 from shared.engine.ledger import Ledger
 from shared.errors import ServerUnavailable, StaleWrite, Unsettled
-from shared.kernel import moves
+from shared.kernel import compat, moves
 from shared.model.commit import Commit
 from shared.model.event import TaskBlocked, TaskUnblocked
 from shared.model.ids import ConversationId, SessionId
@@ -56,9 +56,9 @@ class Sweep:
     def sweep_once(self) -> None:
         """Settle everything that is due now and whose session is free."""
         database = self._ledger.database
-        offers = [offer for worker in workers.live(database) for offer in worker["offers"]]
+        live = workers.live(database)
         database.run(*due.mend_hints())
-        found = sorted(due.find(database, offers), key=itemgetter("session_id"))
+        found = sorted(due.find(database, live), key=itemgetter("session_id"))
         for session_id, candidates in groupby(found, key=itemgetter("session_id")):
             self._settle(session_id, list(candidates))
 
@@ -66,7 +66,7 @@ class Sweep:
         task_ids = [row["subject"] for row in candidates if row["due"] != Due.INPUT]
 
         def fill(view: View) -> Commit | None:
-            draft = Draft(view, self._origin)
+            draft = Draft(view, self._origin, any_format=True)
             for row in candidates:
                 self._judge(draft, row)
             commit = draft.freeze()
@@ -95,6 +95,8 @@ class Sweep:
         match kind:
             case Due.WAKE if task.status is Status.SLEEPING and task.wake_at is not None and task.wake_at <= draft.now:
                 draft.change(moves.wake(task))
+            case Due.EXPIRE if not compat.readable(draft.view.session.log_format):
+                pass  # What the end of this attempt means depends on phases that are not known here.
             case Due.EXPIRE if task.status is Status.RUNNING and task.lease_until and task.lease_until < draft.now:
                 endings.end_attempt(draft, task, _how_it_ended(draft, task), self._restart_limit)
             case Due.READY if _waits_for_tasks(task) and not draft.view.open_dependencies(task.id):

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    all_,
     and_,
     case,
     column,
@@ -37,10 +38,11 @@ from sqlalchemy import (
     union_all,
 )
 
+from shared.kernel import compat
 from shared.model.task import Requirement
 from shared.store import workers as register
 from shared.store.database import Database, Row, Statement
-from shared.store.tables import attempts, outbox, tasks, waits, workers
+from shared.store.tables import attempts, outbox, sessions, tasks, waits, workers
 
 LATE_SECONDS = 30
 ROLES = ("brain", "hands", "relay")
@@ -105,14 +107,26 @@ def blocked(database: Database) -> list[Finding]:
             check="blocked",
             subject=_named(row),
             problem=str(row["blocked"]),
-            next_step=f"start a worker that offers {_requirement(row)}",
+            next_step=_way_out(row),
         )
         for row in result.rows
     ]
 
 
+def _way_out(row: Row) -> str:
+    """What ends the reason for which a task is blocked."""
+    reason = str(row["blocked"])
+    if reason.startswith(compat.OLDER_WORKERS):
+        return "stop the workers and relays of older versions"
+    if reason.startswith((compat.UNREADABLE, compat.UNREAD_LOG)):
+        return f"start a worker of a newer version that offers {_requirement(row)}"
+    if reason.startswith(compat.NO_WORKER):
+        return f"start a worker that offers {_requirement(row)}"
+    return "read the log of the relay"
+
+
 def _offers() -> CTE:
-    """One row for each offer of a live worker: name, low, high, and whether the worker stands idle."""
+    """One row for each offer of a live worker: name, low, high, what it reads, and whether it stands idle."""
     offer = (
         func.json_to_recordset(workers.c.offers)
         .table_valued(column("name", Text), column("low", Integer), column("high", Integer), name="offer")
@@ -128,7 +142,7 @@ def _offers() -> CTE:
     recent = select(attempts.c.worker_id).where(attempts.c.started_at > _LATE)
     idle = and_(workers.c.started_at < _LATE, workers.c.slots > running, workers.c.id.not_in(recent))
     return (
-        select(offer.c.name, offer.c.low, offer.c.high, idle.label("idle"))
+        select(offer.c.name, offer.c.low, offer.c.high, workers.c.log_format, workers.c.host, idle.label("idle"))
         .select_from(workers)
         .join(offer, literal(True))
         .where(live, workers.c.draining.is_(False))
@@ -158,6 +172,8 @@ def _without_mover() -> Select[Any]:
     fits = and_(
         offers.c.name == outbox.c.requires_name,
         or_(outbox.c.requires_version.is_(None), outbox.c.requires_version.between(offers.c.low, offers.c.high)),
+        offers.c.log_format >= sessions.c.log_format,
+        or_(tasks.c.refused_by.is_(None), offers.c.host != all_(tasks.c.refused_by)),
     )
     fitting, idle = exists().where(fits), exists().where(fits, offers.c.idle)
     hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~idle)))
@@ -181,6 +197,7 @@ def _without_mover() -> Select[Any]:
             outbox.c.parked,
             fitting.label("fitting"),
         )
+        .join(sessions, sessions.c.id == tasks.c.session_id)
         .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
         .where(tasks.c.status != "done", ~moves)
         .order_by(tasks.c.id)

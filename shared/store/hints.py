@@ -10,12 +10,16 @@ from collections.abc import Sequence
 
 from sqlalchemy import ARRAY, Integer, Text, Uuid, any_, bindparam, func, or_, select, text, update
 
+from shared.model.event import LOG_FORMAT
 from shared.model.ids import TaskId
 from shared.store.database import Call, Row, Statement
 from shared.store.tables import outbox
 
 RESEND_SECONDS = 2
 """Age after which a published row that is still there is published again."""
+
+PUT_OFF_SECONDS = 0.3
+"""How long a hint rests that reached a worker which cannot take its task."""
 
 UNPUBLISHABLE = "the hint cannot be published"
 """How the reason of a parked row begins."""
@@ -48,6 +52,7 @@ _DUE = (
         outbox.c.not_before <= func.clock_timestamp(),
         or_(outbox.c.published_at.is_(None), outbox.c.published_at < func.clock_timestamp() - _RESEND),
         OFFER_FITS_HINT,
+        outbox.c.log_format <= bindparam("log_format", type_=Integer),
     )
     .order_by(outbox.c.priority, outbox.c.not_before, outbox.c.task_id)
     .limit(bindparam("room", type_=Integer))
@@ -65,12 +70,27 @@ GIVE_BACK = Statement(
     .where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid))))
     .values(published_at=None, attempts=func.greatest(outbox.c.attempts - 1, 0))
 )
+PUT_OFF = Statement(
+    update(outbox)
+    .where(outbox.c.task_id == bindparam("the_task"))
+    .values(
+        log_format=func.greatest(outbox.c.log_format, bindparam("log_format", type_=Integer)),
+        published_at=None,
+        attempts=func.greatest(outbox.c.attempts - 1, 0),
+        not_before=func.greatest(
+            outbox.c.not_before, func.clock_timestamp() + text(f"interval '{PUT_OFF_SECONDS} seconds'")
+        ),
+    )
+)
 PARK = Statement(update(outbox).where(outbox.c.task_id == bindparam("the_task")).values(parked=bindparam("reason")))
 
 
-def take_due(offers: Sequence[Row], room: int) -> Call:
-    """Marks up to `room` due rows that fit the offers (name, low, high) as published, and gives them."""
-    return TAKE_DUE(**offered(offers), room=room)
+def take_due(offers: Sequence[Row], room: int, log_format: int = LOG_FORMAT) -> Call:
+    """Marks up to `room` due rows that fit the offers (name, low, high) as published, and gives them.
+
+    `log_format` is the newest one that the pool reads.
+    """
+    return TAKE_DUE(**offered(offers), room=room, log_format=log_format)
 
 
 def offered(offers: Sequence[Row]) -> dict[str, list[object]]:
@@ -85,6 +105,14 @@ def offered(offers: Sequence[Row]) -> dict[str, list[object]]:
 def give_back(ids: Sequence[TaskId]) -> Call:
     """Unmarks rows whose publish failed with the broker: it counts against none of them."""
     return GIVE_BACK(ids=list(ids))
+
+
+def put_off(task_id: TaskId, log_format: int = 1) -> Call:
+    """Makes a hint due again in a moment: who got it leaves its task to somebody else.
+
+    `log_format` is that of the task's session, where it is known: it may have risen after the hint was made.
+    """
+    return PUT_OFF(the_task=task_id, log_format=log_format)
 
 
 def park(task_id: TaskId, reason: str) -> Call:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, func, select
+from sqlalchemy import ARRAY, Integer, Text, all_, any_, bindparam, func, select
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import distinct_on
 
@@ -42,6 +42,7 @@ _EVENT = [column for column in events.c if column.name != "payload"] + [
 LOOK = Statement(
     select(
         tasks,
+        sessions.c.log_format,
         outbox.c.attempts.label("hints"),
         conversations.c.owner_id.label("conversation_owner"),
         conversations.c.agent,
@@ -51,6 +52,7 @@ LOOK = Statement(
         .exists()
         .label("steered"),
     )
+    .join(sessions, sessions.c.id == tasks.c.session_id)
     .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
     .outerjoin(conversations, conversations.c.id == tasks.c.conversation_id)
     .where(tasks.c.id == bindparam("task_id"))
@@ -62,7 +64,7 @@ CONTEXT = Statement(
         events.c.session_id == bindparam("session_id"),
         events.c.conversation_id == bindparam("conversation_id"),
         events.c.seq <= bindparam("cutoff"),
-        events.c.type == any_(bindparam("types", type_=ARRAY(Text))),
+        events.c.type != all_(bindparam("types", type_=ARRAY(Text))),
     )
     .order_by(events.c.seq)
 )
@@ -157,6 +159,8 @@ class Look:
     hints: int | None
     steered: bool
     """Whether input waits that shall join the present work of the conversation."""
+    log_format: int
+    """The session's: who reads only older ones leaves its tasks to others."""
 
 
 def look(database: Database, task_id: TaskId) -> Look | None:
@@ -165,8 +169,8 @@ def look(database: Database, task_id: TaskId) -> Look | None:
     if result.first is None:
         return None
     row = dict(result.first)
-    hints, owner, agent, version, steered = (
-        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "steered")
+    hints, owner, agent, version, steered, log_format = (
+        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "steered", "log_format")
     )
     task = rows.task(row)
     conversation = None
@@ -174,7 +178,7 @@ def look(database: Database, task_id: TaskId) -> Look | None:
         conversation = Conversation(
             id=task.conversation_id, session_id=task.session_id, owner_id=owner, agent=agent, agent_version=version
         )
-    return Look(task=task, conversation=conversation, hints=hints, steered=steered)
+    return Look(task=task, conversation=conversation, hints=hints, steered=steered, log_format=log_format)
 
 
 def conversation(database: Database, conversation_id: ConversationId) -> Conversation:
@@ -188,11 +192,14 @@ def context(
     session_id: SessionId,
     conversation_id: ConversationId,
     cutoff: int,
-    types: Sequence[str],
+    besides: Sequence[str],
 ) -> list[Row]:
-    """The events of these types up to the cutoff, in order: rows (seq, type, version, payload)."""
+    """The events up to the cutoff, in order, of all types but these: rows (seq, type, version, payload).
+
+    So an event of a type that is not known here is among them.
+    """
     (result,) = database.run(
-        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(types))
+        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(besides))
     )
     return result.rows
 

@@ -46,6 +46,15 @@ metadata = MetaData(
 
 Time = DateTime(timezone=True)
 
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("single", Boolean, primary_key=True, server_default=text("true")),
+    Column("oldest_code", Text, nullable=False),
+    CheckConstraint("single", name="single"),
+)
+"""One row: the newest revision that code must know to work on this schema. A contracting migration raises it."""
+
 sessions = Table(
     "sessions",
     metadata,
@@ -146,6 +155,7 @@ tasks = Table(
     Column("signal_name", Text),
     Column("signal_key", Text),
     Column("blocked", Text),
+    Column("refused_by", ARRAY(Text)),
     Column("cancel_wanted", Boolean, nullable=False),
     Column("created_at", Time, nullable=False),
     CheckConstraint("status IN ('pending', 'running', 'waiting', 'sleeping', 'completing', 'done')", name="status"),
@@ -184,6 +194,7 @@ tasks = Table(
     ),
     Index("tasks_unknown_idx", "session_id", "kind", postgresql_where=text("outcome = 'interrupted'")),
     Index("tasks_running_idx", "id", postgresql_where=text("status = 'running'")),
+    Index("tasks_refused_idx", "id", postgresql_where=text("refused_by IS NOT NULL AND status <> 'done'")),
     Index("tasks_blocked_idx", "requires_name", postgresql_where=text("blocked IS NOT NULL")),
     Index(
         "tasks_one_generation_idx",
@@ -328,6 +339,7 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("requires_name", Text, nullable=False),
     Column("requires_version", Integer),
+    Column("log_format", Integer, nullable=False, server_default=text("1")),
     Column("not_before", Time, nullable=False),
     Column("published_at", Time),
     Column("attempts", Integer, nullable=False, server_default=text("0")),

@@ -19,6 +19,7 @@ from shared.model.task import Attempt, Outcome, Status, Task
 from shared.store import rows
 from shared.store.database import Row, Statement, Transaction
 from shared.store.tables import approvals, attempts, conversations, documents, inbox, sessions, signals, tasks, waits
+from shared.store.workers import LOWEST_FORMAT, lowest_format
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -264,6 +265,11 @@ class View:
         """The latest version of a document."""
         (result,) = self._open.run(LATEST_DOCUMENT(session_id=self.session.id, name=name))
         return None if result.first is None else rows.document(result.first)
+
+    def fleet_format(self) -> int:
+        """The newest log format that every live worker reads."""
+        (result,) = self._open.run(LOWEST_FORMAT())
+        return lowest_format(result)
 
     def attempts(self, task_id: TaskId) -> list[Attempt]:
         """All claims of a task, oldest first."""

@@ -23,7 +23,7 @@ LARGE = {"tasks", "events", "outbox", "inbox", "waits", "documents", "submission
 SOME = UUID(int=1)
 VALUES: dict[str, object] = {
     **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
-    **dict.fromkeys(("log_format", "last_seq", "requires_version", "after"), 1),
+    **dict.fromkeys(("log_format", "last_seq", "requires_version", "after", "version"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
     **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text"), "text"),
@@ -39,6 +39,8 @@ VALUES: dict[str, object] = {
     "names": ["play"],
     "lows": [1],
     "highs": [1],
+    "formats": [1],
+    **{name: ["text"] for name in ("hosts", "passed", "refused_by")},
     "most": 500,
     "room": 16,
     "seconds": 30.0,
