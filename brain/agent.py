@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -29,6 +30,8 @@ class Agent(BaseModel):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
     version: int = Field(ge=1)
+    continues: int | None = Field(None, ge=1)
+    """The oldest version whose sessions this one goes on with, where that version is gone; None: its own only."""
     model: str | None = Field(None, min_length=1)
     """None takes the model of BRAINHANDS_MODEL."""
     instructions: str
@@ -85,6 +88,17 @@ class Agent(BaseModel):
         return tools
 
     @model_validator(mode="after")
+    def _continues_older_ones(self) -> Self:
+        if self.continues is not None and self.continues > self.version:
+            raise ValueError(f"continues={self.continues} is newer than version {self.version}")
+        return self
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version whose sessions this one goes on with."""
+        return self.continues or self.version
+
+    @model_validator(mode="after")
     def _rules_for_own_tools(self) -> Self:
         if unknown := sorted(self.rules.keys() - {tool.partition("@")[0] for tool in self.tools}):
             raise ValueError(f"rules for tools that it does not have: {', '.join(unknown)}")
@@ -112,6 +126,18 @@ class Agent(BaseModel):
         except NotStorable as problem:
             raise ValueError(str(problem)) from None
         return cleaned
+
+
+Agents: TypeAlias = Mapping[tuple[str, int], Agent]
+"""What a Brain worker offers, by name and version."""
+
+
+def agent_of(agents: Agents, name: str, version: int | None) -> Agent:
+    """The agent in a version, or the oldest that goes on with that one; the newest where none is pinned yet."""
+    versions = sorted((each for each in agents.values() if each.name == name), key=lambda each: each.version)
+    if version is None:
+        return versions[-1]
+    return agents.get((name, version)) or next(each for each in versions if each.oldest <= version <= each.version)
 
 
 def _one_line(invalid: ValidationError) -> str:

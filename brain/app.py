@@ -20,7 +20,7 @@ def load(_pool: str) -> Offering:
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
-    offers = tuple(Offer(name=f"agent:{name}", low=version, high=version) for name, version in agents)
+    offers = tuple(Offer(name=f"agent:{agent.name}", low=agent.oldest, high=agent.version) for agent in agents.values())
     kinds = (generation_kind(agents), compaction_kind(agents), intake_kind(), response_cancel_kind())
     calls = map(agent_kind, agents.values())
     return Offering(registry=registry((*kinds, *calls), offers), specs=agent_specs(agents.values()))

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
 from brain import background, budgets, compaction, prompt
-from brain.agent import Agent
+from brain.agent import Agent, Agents, agent_of
 from brain.counting import count_request
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
 from brain.history import RESULT_TYPES, read_context
@@ -61,8 +61,6 @@ MISSING_TOOL_SECONDS = 3.0
 CATALOGUE_SECONDS = 1.0
 REPLY_CHARACTERS = 1_000_000
 
-Agents = Mapping[tuple[str, int], Agent]
-
 
 def generation_kind(agents: Agents) -> Kind:
     """The generation task for these agents."""
@@ -95,13 +93,7 @@ def intake_kind() -> Kind:
 
 
 def _request_seconds(agents: Agents, task: Task) -> float:
-    return _agent(agents, task.requires.name.partition(":")[2], task.requires.version).request_seconds + SLACK_SECONDS
-
-
-def _agent(agents: Agents, name: str, version: int | None) -> Agent:
-    """The agent in a version, the newest where none is pinned yet."""
-    newest = max(each.version for each in agents.values() if each.name == name)
-    return agents[name, version or newest]
+    return agent_of(agents, task.requires.name.partition(":")[2], task.requires.version).request_seconds + SLACK_SECONDS
 
 
 class Catalogue:
@@ -120,7 +112,7 @@ class Catalogue:
 
 def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     conversation = run.conversation
-    agent = _agent(agents, conversation.agent, conversation.agent_version)
+    agent = agent_of(agents, conversation.agent, conversation.agent_version)
     causes = [run.task.cause]
     if "compaction" in run.task.checkpoint:
         compacted = reads.task(run.database, TaskId(UUID(run.task.checkpoint["compaction"])))
@@ -187,7 +179,7 @@ def _pin(
     if reason := budgets.used_up(draft, agent, task.submission_id):
         return _stop(draft, task=task, reason=reason, code=budgets.CODE, causes=[task.cause])
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
-    if conversation.agent_version is None:
+    if conversation.agent_version != agent.version:
         draft.pin_agent(conversation, agent.version)
         payload = SystemPromptSet(agent=agent.name, agent_version=agent.version, instructions=agent.instructions)
         draft.event(payload, causes=causes, task=owned)
@@ -226,7 +218,7 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.An
     """Call the model with the pinned request, or take a response to it that has ended, and say what to store."""
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
-    agent = _agent(agents, request.agent, request.agent_version)
+    agent = agent_of(agents, request.agent, request.agent_version)
     events = read_context(run.database, task, request.cutoff)
     published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
     specs = [published[tool.name, tool.version] for tool in request.tools]
@@ -293,7 +285,7 @@ def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     request = ModelRequest.model_validate(task.checkpoint["request"])
     attempt = {
         "task": task,
-        "agent": _agent(agents, request.agent, request.agent_version),
+        "agent": agent_of(agents, request.agent, request.agent_version),
         "digest": run.task.checkpoint[HANDLE]["digest"],
     }
 
@@ -464,7 +456,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         )
     )
     causes = [row["seq"] for row in results.rows]
-    agent = _agent(agents, conversation.agent, conversation.agent_version)
+    agent = agent_of(agents, conversation.agent, conversation.agent_version)
     onward = intake.generation_task(
         new_task_id(),
         conversation,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from brain.prompt import ContextEvent
-from shared.model.event import read_payload
+from shared.model.event import PAYLOADS, read_payload
 from shared.model.task import Task
 from shared.store import reads
 from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
-DIALOGUE_TYPES = ("user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
+CONTEXT_TYPES = ("user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
+
+NOT_IN_CONTEXT = sorted({type for type, _ in PAYLOADS} - set(CONTEXT_TYPES))
+"""Types of which it is known that what is said between does not depend on them; others are never left out."""
 
 
 def read_context(database: Database, task: Task, cutoff: int) -> list[ContextEvent]:
     """The events of the task's conversation up to the cutoff on which a request depends, in order."""
     assert task.conversation_id is not None
     continues = "continues" in task.checkpoint
-    found = reads.context(database, task.session_id, task.conversation_id, cutoff, DIALOGUE_TYPES, continues=continues)
+    found = reads.context(database, task.session_id, task.conversation_id, cutoff, NOT_IN_CONTEXT, continues=continues)
     return [
         ContextEvent(
             seq=row["seq"],

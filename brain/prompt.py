@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 from brain.decide import unusable
-from shared.errors import BrainhandsError, NotStorable
+from shared.errors import BrainhandsError, Incompatible, NotStorable
 from shared.model.event import (
     REDACTED,
     ContextCompacted,
@@ -62,7 +62,7 @@ class OpenCall(BrainhandsError):
         self.call_id = call_id
 
 
-class UnreadableEvent(BrainhandsError):
+class UnreadableEvent(Incompatible):
     """The context has an event that this version does not know; it is never left out."""
 
     def __init__(self, event: ContextEvent) -> None:

@@ -70,6 +70,7 @@ def agent_kind(agent: Agent) -> Kind:
     return Kind(
         name=_kind(agent),
         version=agent.version,
+        oldest=agent.oldest,
         first="call",
         phases={
             "call": pinned_phase(partial(_call, agent)),

@@ -1,7 +1,7 @@
 """Hands act: they run tool calls and business flows, and never call the model."""
 
 from hands.context import ToolContext
-from hands.flow import Flow, phase
+from hands.flow import Flow, FlowState, phase
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.tool import tool
 from shared.model.approval import Ask
@@ -14,6 +14,7 @@ __all__ = [
     "Done",
     "Fail",
     "Flow",
+    "FlowState",
     "Next",
     "NotFound",
     "Retry",

@@ -23,7 +23,8 @@ def load(pool: str) -> Offering:
     kinds = (*(tool_kind(tool) for tool in tools), *(flow_kind(flow) for flow in flows))
     limits = {tool.kind: tool.concurrency for tool in sorted(loaded.tools, key=attrgetter("version"))}
     offers = tuple(
-        Offer(name=kind.name, low=kind.version, high=kind.version, concurrency=limits.get(kind.name)) for kind in kinds
+        Offer(name=kind.name, low=kind.versions[0], high=kind.version, concurrency=limits.get(kind.name))
+        for kind in kinds
     )
     specs = (*(tool.spec() for tool in tools), *(flow.definition.spec() for flow in flows))
     return Offering(registry=registry(kinds, offers), specs=specs)

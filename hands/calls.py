@@ -51,6 +51,7 @@ def tool_kind(tool: Tool) -> Kind:
     return Kind(
         name=tool.kind,
         version=tool.version,
+        oldest=tool.accepts,
         first="call",
         phases={
             "call": pinned_phase(partial(_call, tool)),

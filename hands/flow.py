@@ -50,6 +50,21 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FlowState:
+    """What is stored of a flow under way: the phase that comes next, its input, and what the last phase left for it.
+
+    Before a flow has begun, `phase` and `checkpoint` are None.
+    """
+
+    phase: str | None
+    arguments: Any
+    checkpoint: Json
+
+
+Migration: TypeAlias = Callable[[FlowState], FlowState]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FlowDefinition:
     """A flow as defined: what is published, and its phases in the order declared."""
 
@@ -59,6 +74,23 @@ class FlowDefinition:
     pool: str
     phases: Mapping[str, Phase]
     arguments: Arguments
+    migrations: Mapping[int, Migration]
+    """From a version to the next; those that are there lead up to this one without a gap."""
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version whose stored flows this one goes on with."""
+        return min(self.migrations, default=self.version)
+
+    def migrated(self, state: FlowState, version: int) -> FlowState:
+        """The state of a flow of an older version in the form of this one. Raises BadDefinition."""
+        # Copies, for a migration that changes what it is given.
+        state = replace(state, arguments=clean(state.arguments), checkpoint=clean(state.checkpoint))
+        for step in range(version, self.version):
+            state = self.migrations[step](state)
+        if state.phase is not None:
+            self.phase(state.phase)
+        return replace(state, arguments=clean(state.arguments), checkpoint=clean(state.checkpoint))
 
     @property
     def kind(self) -> str:
@@ -139,16 +171,24 @@ class Flow:
 
     The first phase declared, inherited ones before a class's own, is the entry, whose parameters are the flow's input.
     The class's docstring is what a model reads about it. A class without `name=` is a base for others and never runs.
+    Stored flows of older versions go on with this one by `migrations={1: to_second, 2: to_third}`: pure functions from
+    the FlowState of a version to that of the next. They are applied as a flow is read, until its next step is stored.
     """
 
     definition: ClassVar[FlowDefinition]
 
     def __init_subclass__(
-        cls, *, name: str | None = None, version: int = 1, pool: str = DEFAULT_POOL, **options: Any
+        cls,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        pool: str = DEFAULT_POOL,
+        migrations: Mapping[int, Migration] | None = None,
+        **options: Any,
     ) -> None:
         super().__init_subclass__(**options)
         if name is not None:
-            cls.definition = _define(cls, name, version, pool)
+            cls.definition = _define(cls, name, version, pool, migrations or {})
 
     def __init__(
         self,
@@ -242,8 +282,15 @@ _MARK = "__brainhands_phase_seconds__"
 _ANY_RESULT = result_adapter(Any)
 
 
-def _define(flow: type[Flow], name: str, version: int, pool: str) -> FlowDefinition:
+def _define(
+    flow: type[Flow], name: str, version: int, pool: str, migrations: Mapping[int, Migration]
+) -> FlowDefinition:
     check_identity(name, version, pool)
+    if sorted(migrations) != list(range(max(1, version - len(migrations)), version)):
+        raise BadDefinition(
+            f"the migrations of flow {name}, from versions {sorted(migrations)}, do not lead to version {version}",
+            "write one from each version to the next, up to the flow's own",
+        )
     phases = _phases(flow)
     if not phases:
         raise BadDefinition(f"flow {name} has no phase", "decorate at least one method with @phase")
@@ -263,6 +310,7 @@ def _define(flow: type[Flow], name: str, version: int, pool: str) -> FlowDefinit
         pool=pool,
         phases=phases,
         arguments=arguments_of(parameters, hints, name),
+        migrations=dict(migrations),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hands.flow import Flow, Spawn, TaskResult, Update, run_phase
+from hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
 from hands.flow import Phase as AuthorPhase
 from hands.flow import Step as AuthorStep
 from hands.outcomes import ToolError
@@ -42,9 +42,31 @@ def flow_kind(flow: type[Flow]) -> Kind:
     return Kind(
         name=definition.kind,
         version=definition.version,
+        oldest=definition.oldest,
+        migrate=partial(_migrate, flow),
         first="call",
         phases={"call": start, "answered": answered, **phases},
     )
+
+
+def _migrate(flow: type[Flow], task: Task) -> Task:
+    """A flow of an older version in the form of the present one."""
+    begun = task.phase not in ("call", "answered")
+    call = task.checkpoint.get("call")
+    state = flow.definition.migrated(
+        FlowState(
+            phase=task.phase if begun else None,
+            arguments=call["arguments"] if call else task.input["arguments"],
+            checkpoint=task.checkpoint.get("author"),
+        ),
+        task.version,
+    )
+    if call is None:
+        return replace(task, input={**task.input, "arguments": state.arguments})
+    checkpoint = {**task.checkpoint, "call": {**call, "arguments": state.arguments}}
+    if not begun:
+        return replace(task, checkpoint=checkpoint)
+    return replace(task, phase=state.phase or task.phase, checkpoint={**checkpoint, "author": state.checkpoint})
 
 
 def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:

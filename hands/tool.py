@@ -95,6 +95,8 @@ class Tool:
     function: Callable[..., Any]
     name: str
     version: int
+    accepts: int
+    """The oldest version whose stored calls this one runs as they are."""
     description: str
     replay: Replay
     timeout: float
@@ -221,6 +223,7 @@ def tool(
     unknown: str = "model",
     policy: Policy = "allow",
     version: int = 1,
+    accepts: int | None = None,
     pool: str = DEFAULT_POOL,
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
@@ -238,6 +241,7 @@ def tool(
     unknown: str = "model",
     policy: Policy = "allow",
     version: int = 1,
+    accepts: int | None = None,
     pool: str = DEFAULT_POOL,
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
@@ -250,12 +254,16 @@ def tool(
     effect from the validated arguments (one attribute each). `unknown` says who is told when an effect stays unknown,
     the "model" or a person ("review"). `policy` is "allow", "deny", "ask", Ask(...), or a function of the validated
     arguments that gives one of these. `concurrency` is how many calls of this name run at a time, over all workers and
-    versions; where versions differ, the newest decides. Raises BadDefinition.
+    versions; where versions differ, the newest decides. `accepts` is the oldest version whose stored calls this one
+    runs as they are, for when the older versions leave the modules. Raises BadDefinition.
     """
 
     def define(function: Callable[..., Any]) -> Tool:
         called = name if name is not None else getattr(function, "__name__", repr(function))
         check_identity(called, version, pool)
+        oldest = version if accepts is None else _at_least("accepts", accepts, 1, called)
+        if oldest > version:
+            raise BadDefinition(f"{called}: accepts={oldest} is newer than version {version}", "give an older version")
         signature, hints = signature_of(function, called)
         first = next(iter(signature), None)
         takes_context = first is not None and hints.get(first) is ToolContext
@@ -265,6 +273,7 @@ def tool(
             function=function,
             name=called,
             version=version,
+            accepts=oldest,
             description=inspect.getdoc(function) or "",
             replay=_replay(replay, called),
             timeout=check_seconds("timeout", timeout, called),

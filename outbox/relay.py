@@ -42,6 +42,8 @@ class Pool:
     queue: str
     slots: int
     offers: tuple[Row, ...]
+    log_format: int
+    """The newest that one of them reads; one who does not read a session's passes its hints on."""
     limits: Limits = turns.NO_LIMITS
 
 
@@ -89,12 +91,14 @@ class Relay:
 
     def _take(self, rooms: Sequence[tuple[Pool, int]]) -> Iterator[tuple[Pool, Sequence[Row]]]:
         """Mark what goes out; only where not all that waits can go out at once is there a choice to make."""
-        quick = self._database.run(*(turns.take_few(pool.offers, room, pool.limits) for pool, room in rooms))
+        quick = self._database.run(
+            *(turns.take_few(pool.offers, room, pool.limits, pool.log_format) for pool, room in rooms)
+        )
         for (pool, room), found in zip(rooms, quick, strict=True):
             taken = [row for row in found.rows if row["task_id"] is not None]
             if not taken and found.rows[0]["waiting"]:
                 place = self._rotation(pool).place(room)
-                (chosen,) = self._database.run(turns.take(pool.offers, room, place, pool.limits))
+                (chosen,) = self._database.run(turns.take(pool.offers, room, place, pool.limits, pool.log_format))
                 taken = chosen.rows
             yield pool, taken
 
@@ -151,6 +155,7 @@ def pools(live: Sequence[Row]) -> list[Pool]:
             slots=sum(worker["slots"] for worker in behind),
             offers=tuple({str(offer): offer for worker in behind for offer in worker["offers"]}.values()),
             limits=limits,
+            log_format=max(worker["log_format"] for worker in behind),
         )
         for queue, behind in sorted(queues.items())
     ]

@@ -53,9 +53,9 @@ class Sweep:
     def sweep_once(self) -> None:
         """Settle everything that is due now and whose session is free."""
         database = self._ledger.database
-        offers = [offer for worker in workers.live(database) for offer in worker["offers"]]
+        live = workers.live(database)
         database.run(*due.mend_hints(), slots.free_abandoned())
-        found = sorted(due.find(database, offers), key=itemgetter("session_id"))
+        found = sorted(due.find(database, live), key=itemgetter("session_id"))
         for session_id, candidates in groupby(found, key=itemgetter("session_id")):
             self._settle(session_id, list(candidates))
 
@@ -63,7 +63,7 @@ class Sweep:
         task_ids = [row["subject"] for row in candidates if row["due"] != Due.INPUT]
 
         def fill(view: View) -> Commit | None:
-            draft = Draft(view, self._origin)
+            draft = Draft(view, self._origin, any_format=True)
             for row in candidates:
                 self._judge(draft, row)
             commit = draft.freeze()

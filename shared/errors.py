@@ -41,7 +41,7 @@ class ServerUnavailable(BrainhandsError):
 
 
 class SchemaNotCurrent(BrainhandsError):
-    """The database schema is older or newer than this code."""
+    """The database schema is older than this code."""
 
     exit_code = 3
 
@@ -49,6 +49,32 @@ class SchemaNotCurrent(BrainhandsError):
         super().__init__(
             f"the database schema is at {found or 'nothing'}, this code needs {needed}", "run `brainhands migrate`"
         )
+
+
+class CodeTooOld(BrainhandsError):
+    """The database schema is newer than this code, and says that it works with newer code only."""
+
+    exit_code = 3
+
+    def __init__(self, found: str, oldest: str, code: str) -> None:
+        super().__init__(
+            f"the database schema is at {found} and works with code of {oldest} or newer, this code is of {code}",
+            "deploy the newer version here too",
+        )
+
+
+class Incompatible(BrainhandsError):
+    """Something stored is of a newer version than this code reads; it stays as it is until a worker comes that does."""
+
+
+class OlderWorkers(Incompatible):
+    """An event of a log format that not every live worker reads; it is written when the older ones are gone."""
+
+    def __init__(self, log_format: int) -> None:
+        super().__init__(
+            f"log format {log_format} is written once every live worker reads it", "stop the workers of older versions"
+        )
+        self.log_format = log_format
 
 
 class NotStorable(BadInput):
@@ -131,10 +157,6 @@ class UnfitConnection(BadInput):
 
 class BadDefinition(BadInput):
     """An agent, tool or flow is defined in a way that cannot work."""
-
-
-class Incompatible(BrainhandsError):
-    """What is stored is of a version that this code cannot read; it stays as it is until code comes that can."""
 
 
 class SpecConflict(BadInput):

@@ -69,7 +69,13 @@ def flower(port: Port = FLOWER_PORT) -> None:
 
 def migrate() -> None:
     """Bring the database schema to what this code needs."""
-    print(f"schema {schema.upgrade(addresses().database_url)}")
+    done = schema.upgrade(addresses().database_url)
+    if done.after != schema.newest():
+        print(f"schema {done.after}: newer than this code, which works with it; nothing to do")
+    elif done.before == done.after:
+        print(f"schema {done.after}: nothing to do")
+    else:
+        print(f"schema {done.after}: migrated from {done.before or 'nothing'}")
 
 
 def require_agents(names: str) -> None:

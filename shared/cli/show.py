@@ -104,6 +104,8 @@ def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
     _title(out, "tasks")
     for depth, task in _tree(view.tasks):
         out.print(_task_line(task, depth, out.width))
+        if task.blocked is not None:
+            out.print(Text(f"    blocked: {one_line(task.blocked, len(task.blocked))}", style="yellow"))
     _title(out, "timeline (time since the start, time since the latest cause)")
     for line in timeline.lines(events, out.width):
         out.print(line)
@@ -154,7 +156,7 @@ def _task_line(task: Task, depth: int, width: int) -> Text:
     line.append(f"{state:<12}", style=OUTCOME_STYLES.get(task.outcome, "") if task.outcome else "cyan")
     line.append(f" {task.phase:<10}")
     line.append(f" {task.phase_attempts} tried" if task.is_open and task.phase_attempts else "")
-    why = task.blocked or task.error or (f"wakes {_moment(task.wake_at)}" if task.wake_at else "")
+    why = task.error or (f"wakes {_moment(task.wake_at)}" if task.wake_at else "")
     line.append("  " + one_line(why, max(10, width - line.cell_len - 2)) if why else "", style="yellow")
     line.rstrip()
     return line

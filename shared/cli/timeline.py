@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from shared.model import wire
-from shared.model.event import REDACTED, Event
+from shared.model.event import REDACTED, Event, RedactedPayload, UnknownPayload, read_payload
 from shared.model.json import Json
 
 WIDTH = 100
@@ -59,15 +59,27 @@ def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
         room = max(10, width - len(head) - TYPE_WIDTH - 1 - len(causes))
         line = Text(head, style="dim")
         line.append(f"{event.type:<{TYPE_WIDTH}} ", style=STYLES.get(event.type, ""))
-        line.append(one_line(summary(event.type, wire.payload(event)), room))
+        line.append(one_line(_told(event), room))
         line.append(causes, style="dim")
         yield line
 
 
-def summary(type: str, payload: dict[str, Any] | None) -> str:
-    """What an event says, in a few words."""
-    if payload is None:
+def _told(event: Event) -> str:
+    """What an event says; one that this code does not read is shown as it is stored."""
+    stored = wire.payload(event)
+    try:
+        payload = read_payload(event.type, event.version, stored)
+    except ValueError:
+        payload = UnknownPayload(content=stored)
+    if isinstance(payload, RedactedPayload):
         return REDACTED
+    if isinstance(payload, UnknownPayload):
+        return f"(version {event.version}, not known here) {_compact(stored)}"
+    return summary(event.type, payload.model_dump(mode="json"))
+
+
+def summary(type: str, payload: dict[str, Any]) -> str:
+    """What an event says, in a few words."""
     match type:
         case "user_message" | "task_given":
             return str(payload["text"])

@@ -21,7 +21,7 @@ from shared.errors import BadInput, RequestConflict, RequestInProgress, ServerUn
 from shared.kernel import chain, intake
 from shared.kernel.verify import head_of
 from shared.model.commit import Commit, InboxEntry
-from shared.model.event import LOG_FORMAT, SessionCreated
+from shared.model.event import SessionCreated
 from shared.model.ids import new_task_id
 from shared.model.session import Conversation, Session
 from shared.model.submission import Receipt, Submission
@@ -161,7 +161,7 @@ def _new_session(submission: Submission, now: datetime) -> Commit:
     session = Session(
         id=submission.session_id,
         tenant=submission.tenant,
-        log_format=LOG_FORMAT,
+        log_format=SessionCreated.log_format,
         last_seq=0,
         last_hash=chain.GENESIS,
         last_at=now,

@@ -8,11 +8,12 @@ Decide must be quick and touch nothing, since it may be called again when a comm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from shared.errors import Incompatible
 from shared.model.json import Json
-from shared.model.task import Task, Transition
+from shared.model.task import Requirement, Task, Transition
 from shared.model.worker import Offer
 
 if TYPE_CHECKING:
@@ -63,6 +64,35 @@ class Kind:
     version: int
     first: str
     phases: Mapping[str, Phase]
+    oldest: int | None = None
+    """The oldest version whose stored tasks this one can go on with; None: only its own."""
+    migrate: Callable[[Task], Task] | None = None
+    """Gives input, phase and checkpoint of an older task in the form of this version; None where they are the same."""
+
+    @property
+    def versions(self) -> range:
+        return range(self.oldest or self.version, self.version + 1)
+
+    def read(self, task: Task) -> Task:
+        """A stored task in the form of this version, which is stored by its next commit and not before.
+
+        Raises Incompatible if it cannot be read.
+        """
+        if task.version < self.version:
+            try:
+                migrated = task if self.migrate is None else self.migrate(task)
+            except Exception as error:
+                raise Incompatible(
+                    f"its state of version {task.version} cannot be made one of version {self.version}:"
+                    f" {type(error).__name__}: {error}"
+                ) from error
+            # What a task requires is its own kind, or an agent, which has versions of its own.
+            own = task.requires.name == self.name
+            requires = Requirement(name=self.name, version=self.version) if own else task.requires
+            task = replace(migrated, version=self.version, requires=requires)
+        if task.phase not in self.phases:
+            raise Incompatible(f"{self.name}@{self.version} has no phase {task.phase!r}")
+        return task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +102,16 @@ class Registry:
     kinds: Mapping[tuple[str, int], Kind] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
 
-    def find(self, task: Task) -> Kind | None:
-        """The kind that runs the task, if this process has it and offers what the task requires."""
-        if not any(offer.fits(task.requires) for offer in self.offers):
-            return None
-        return self.kinds.get((task.kind, task.version))
+    def fits(self, task: Task) -> bool:
+        """Whether this process offers what the task requires."""
+        return any(offer.fits(task.requires) for offer in self.offers)
+
+    def kind(self, task: Task) -> Kind:
+        """The kind that runs the task. Raises Incompatible: an agent that is offered says nothing of kinds."""
+        kind = self.kinds.get((task.kind, task.version))
+        if kind is None:
+            raise Incompatible(f"{task.kind}@{task.version} is not known")
+        return kind
 
     def concurrency(self, task: Task) -> int | None:
         """How many tasks that require what this one does may run at a time; None: no limit."""
@@ -84,4 +119,7 @@ class Registry:
 
 
 def registry(kinds: tuple[Kind, ...], offers: tuple[Offer, ...]) -> Registry:
-    return Registry(kinds={(kind.name, kind.version): kind for kind in kinds}, offers=offers)
+    """Where two kinds can run a version, it is the one of that version, else the older one."""
+    newest_first = sorted(kinds, key=lambda kind: kind.version, reverse=True)
+    older = {(kind.name, version): kind for kind in newest_first for version in kind.versions}
+    return Registry(kinds={**older, **{(kind.name, kind.version): kind for kind in kinds}}, offers=offers)

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from shared.engine import cancellation, endings
 from shared.engine.definition import Step
+from shared.errors import OlderWorkers
 from shared.kernel import chain, delta, intake, moves
 from shared.model.approval import HUMAN, Answer, Approval
 from shared.model.commit import (
@@ -80,14 +81,18 @@ def _with_use(total: Total, usage: Usage) -> Total:
 
 
 class Draft:
-    """A write set in the making; `freeze` settles what follows from it and gives the commit."""
+    """A write set in the making; `freeze` settles what follows from it and gives the commit.
 
-    def __init__(self, view: View, origin: Origin, *, new_session: bool = False) -> None:
+    Unless it may write `any_format`, an event that not every live worker could read is refused with OlderWorkers.
+    """
+
+    def __init__(self, view: View, origin: Origin, *, new_session: bool = False, any_format: bool = False) -> None:
         self.view = view
         self.now = view.now
         self.session = view.session
         self._origin = origin
         self._new_session = new_session
+        self._any_format = any_format or new_session
         self._events: list[Event] = []
         self._before: dict[TaskId, Task] = dict(view.tasks)
         self._after: dict[TaskId, Task] = {}
@@ -135,8 +140,11 @@ class Draft:
     ) -> int:
         """Append a fact and return its seq; conversation and fence are the task's where it has them.
 
-        What a model call used is added to the totals of the session and of the task's submission.
+        What a model call used is added to the totals of the session and of the task's submission. Raises OlderWorkers.
         """
+        newer = payload.log_format > self.session.log_format
+        if newer and not self._any_format and payload.log_format > self.view.fleet_format():
+            raise OlderWorkers(payload.log_format)
         usage = payload.usage if isinstance(payload, ModelUse) else None
         self.session, event = chain.append(
             self.session,

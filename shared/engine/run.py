@@ -10,7 +10,7 @@ from shared.errors import ServerUnavailable
 from shared.model.session import Conversation
 from shared.model.task import Attempt, Task
 from shared.runtime.logs import logger
-from shared.store import attempts, reads
+from shared.store import attempts, reads, workers
 from shared.store.database import TRANSIENT, Database
 
 log = logger("engine")
@@ -65,6 +65,16 @@ class Run:
             assert self.task.conversation_id is not None
             self._conversation = reads.conversation(self.database, self.task.conversation_id)
         return self._conversation
+
+    @property
+    def writes_format(self) -> int:
+        """The newest log format that every live worker reads.
+
+        A phase that acts and then stores an event of a newer one asks before it acts, and raises OlderWorkers or does
+        without: what it has done must be stored.
+        """
+        (result,) = self.database.run(workers.LOWEST_FORMAT())
+        return workers.lowest_format(result)
 
     def progress(self, text: str) -> None:
         """Show more output of this attempt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.engine import endings
 from shared.engine.draft import Draft
-from shared.kernel import moves
+from shared.kernel import compat, moves
 from shared.model.event import TaskBlocked, TaskUnblocked
 from shared.model.task import Status, Task
 from shared.store.due import NO_WORKER, Due
@@ -18,6 +18,8 @@ def settle(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: st
     match due:
         case Due.WAKE if task.status is Status.SLEEPING and task.wake_at is not None and task.wake_at <= draft.now:
             draft.change(moves.wake(task))
+        case Due.EXPIRE if not compat.readable(draft.view.session.log_format):
+            return False  # What the end of this attempt means depends on phases that are not known here.
         case Due.EXPIRE if task.status is Status.RUNNING and task.lease_until and task.lease_until < draft.now:
             endings.end_attempt(draft, task, _how_it_ended(draft, task), restart_limit)
         case Due.READY if _waits_for_tasks(task) and not draft.view.open_dependencies(task.id):

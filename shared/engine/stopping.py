@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from shared.engine import cancellation, endings
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
+from shared.errors import Incompatible
+from shared.kernel import compat
 from shared.kernel.background import RESPONSE_CANCEL
 from shared.kernel.intake import GENERATION
 from shared.model.commit import Commit
-from shared.model.event import CancelRequested
+from shared.model.event import LOG_FORMAT, CancelRequested
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import clean_text
 from shared.model.session import Inbox
@@ -92,6 +94,12 @@ def _cancel(
         waiting = [entry for entry in view.inputs() if inputs(entry)]
         if not wanted and not waiting:
             return None
+        if not compat.readable(view.session.log_format):
+            # Whether a call may have acted is told by its phase, which need not be known here.
+            raise Incompatible(
+                f"session {session_id} has log format {view.session.log_format}, this code reads {LOG_FORMAT}",
+                "cancel it with a client of the newer version",
+            )
         draft = Draft(view, NOBODY)
         draft.event(wish, causes=())
         for entry in waiting:

@@ -12,25 +12,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from shared.bus.bell import Bell
-from shared.engine import endings, steps
+from shared.engine import blocking, endings, steps
 from shared.engine.definition import Kind, Phase, Registry, Step
 from shared.engine.draft import Draft, Origin
 from shared.engine.keeper import Keeper
 from shared.engine.ledger import Ledger
 from shared.engine.limits import Limits
 from shared.engine.run import Run
-from shared.errors import ServerUnavailable, StaleWrite, Unsettled
-from shared.kernel import background
+from shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
+from shared.kernel import background, compat, recovery
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json, clean_text
 from shared.model.task import Final, Status, Task
 from shared.model.worker import WorkerInfo
 from shared.runtime.logs import logger
-from shared.store import attempts, reads
+from shared.store import attempts, hints, reads
 from shared.store.database import TRANSIENT, Database
 from shared.store.view import View
 
@@ -82,13 +83,16 @@ class Worker:
         self._busy_lock = threading.Lock()
         self._reserved_until = 0.0
 
-    def advance(self, hints: Iterable[tuple[TaskId, SessionId]]) -> None:
+    def advance(self, hinted: Iterable[tuple[TaskId, SessionId]]) -> None:
         """Take each hinted task as far as this worker can; whatever fails is left to its lease and the sweep."""
-        for task_id, _ in hints:
-            if self.keeper.draining or not self._enter(task_id):
+        for task_id, _ in hinted:
+            if not self._enter(task_id):
                 continue
             try:
-                self._advance(task_id)
+                if self.keeper.draining:
+                    self._put_off(task_id)
+                else:
+                    self._advance(task_id)
             except THEIRS as error:
                 log.warning("advance_interrupted", task=task_id, error=type(error).__name__)
             finally:
@@ -124,16 +128,22 @@ class Worker:
         look = reads.look(self.database, task_id)
         if look is None or look.task.status is not Status.PENDING or look.task.blocked is not None:
             return
-        kind = self._registry.find(look.task)
-        if kind is None or look.task.phase not in kind.phases or not self._may_share(look.task):
+        fits = self._registry.fits(look.task) and compat.readable(look.log_format)
+        if not fits or self.info.host in look.task.refused_by:
+            self._put_off(look.task.id, look.log_format)
+            return
+        if not self._may_share(look.task):
             return
         try:
-            task = self._claim(look, kind)
+            task = self._claim(look)
         except THEIRS:
             raise
+        except Incompatible as problem:
+            self._block(look, problem)
+            return
         except Exception:
             log.exception("phase_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
-            task = self._claim(look, kind, early=False)
+            task = self._claim(look, early=False)
         try:
             while task is not None:
                 task = self._step(task)
@@ -141,17 +151,36 @@ class Worker:
             if task is not None:
                 self.keeper.drop(task.id, task.fence)
 
-    def _claim(self, look: reads.Look, kind: Kind, *, early: bool = True) -> Task | None:
+    def _put_off(self, task_id: TaskId, log_format: int = 1) -> None:
+        """Somebody else may take the task: its hint is due again in a moment."""
+        self._soft_database.run(hints.put_off(task_id, log_format))
+
+    def _block(self, look: reads.Look, problem: Incompatible) -> None:
+        """Set a task aside before it was claimed, if it is still as it was looked at."""
+        log.warning("task_blocked", task=look.task.id, kind=look.task.kind, reason=type(problem).__name__)
+
+        def fill(view: View) -> Commit | None:
+            if not _as_looked_at(view, look):
+                return None
+            draft = Draft(view, self._origin, any_format=True)
+            blocking.block(draft, look.task, problem, host=self.info.host)
+            return draft.freeze()
+
+        self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
+
+    def _claim(self, look: reads.Look, *, early: bool = True) -> Task | None:
         """The task as claimed, at the phase to run next; None if it was not to be had, or is done with already.
 
-        `early` lets a phase that only decides share the claim's commit.
+        `early` lets a phase that only decides share the claim's commit. Raises Incompatible, having claimed nothing.
         """
-        phase = kind.phases[look.task.phase]
-        step = self._decide_early(look, phase) if early else None
+        kind = self._registry.kind(look.task)
+        found = kind.read(look.task)
+        phase = kind.phases[found.phase]
+        step = self._decide_early(replace(look, task=found), phase) if early else None
 
         def fill(view: View) -> Commit | None:
             task = view.tasks[look.task.id]
-            if (task.status, task.fence, task.blocked) != (Status.PENDING, look.task.fence, None):
+            if not _as_looked_at(view, look) or not compat.readable(view.session.log_format):
                 return None
             draft = Draft(view, self._origin)
             claimed = self._own(draft, task, phase)
@@ -170,25 +199,33 @@ class Worker:
 
     def _step(self, task: Task) -> Task | None:
         """Run the present phase of an owned task and commit what it came to; the task to go on with, if any."""
-        kind = self._registry.find(task)
-        assert kind is not None, f"claimed {task.kind}@{task.version}, which this worker does not run"
-        run = self._run(task)
+        step = None
         try:
-            step = kind.phases[task.phase].run(run)
+            kind = self._registry.kind(task)
+            found = kind.read(task)
+            phase, run = kind.phases[found.phase], self._run(found)
+            step = phase.run(run)
             run.end()
             move = partial(self._move, owned=task, kind=kind, step=step, run=run)
-            return self._commit(task, move, step)
+            # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
+            return self._commit(task, move, step, any_format=not phase.pinned)
         except THEIRS:
             raise
         except Exception as error:
+            if isinstance(error, Incompatible) and (step is None or not recovery.effect_is_unknown(task)):
+                log.warning("task_blocked", task=task.id, kind=task.kind, reason=type(error).__name__)
+                block = partial(blocking.block, task=task, problem=error, host=self.info.host)
+                return self._commit(task, block, None)
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
             reason = clean_text(f"{type(error).__name__}: {error}")[:500]
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None)
 
-    def _commit(self, task: Task, decide: Callable[[Draft], None], step: Step | None) -> Task | None:
+    def _commit(
+        self, task: Task, decide: Callable[[Draft], None], step: Step | None, *, any_format: bool = True
+    ) -> Task | None:
         def fill(view: View) -> Commit:
-            draft = Draft(view, self._origin)
+            draft = Draft(view, self._origin, any_format=any_format)
             try:
                 decide(draft)
             except _MustEnd as unfinished:
@@ -219,7 +256,8 @@ class Worker:
         ends = isinstance(transition, Final) and draft.handed_on is None
         if draft.task(owned.id).cancel_wanted and not ends:
             raise _MustEnd(None if isinstance(transition, Final) else transition.checkpoint)
-        owned = draft.task(owned.id)
+        owned = kind.read(draft.task(owned.id))
+        draft.change(owned)
         steps.move(
             draft,
             owned,
@@ -270,8 +308,14 @@ class Worker:
             left_behind = step.left_behind
 
             def fill(view: View) -> Commit:
-                draft = Draft(view, self._origin)
+                draft = Draft(view, self._origin, any_format=True)
                 left_behind(draft)
                 return draft.freeze()
 
             self._ledger.apply(task.session_id, [], fill, seconds=self._lease_seconds)
+
+
+def _as_looked_at(view: View, look: reads.Look) -> bool:
+    """Whether a task that was looked at without a lock still waits for its claim, and nobody had it meanwhile."""
+    task = view.tasks[look.task.id]
+    return (task.status, task.fence, task.blocked) == (Status.PENDING, look.task.fence, None)

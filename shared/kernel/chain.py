@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from shared.model.event import LOG_FORMAT, Event, Payload
+from shared.model.event import Event, Payload
 from shared.model.ids import ConversationId, WorkerId
 from shared.model.json import MAX_BYTES, canonical, clean
 from shared.model.session import Session
@@ -74,7 +74,7 @@ def append(
         last_seq=seq,
         last_hash=event.hash,
         last_at=event.at,
-        log_format=max(session.log_format, LOG_FORMAT),
+        log_format=max(session.log_format, payload.log_format),
     )
     return head, event
 

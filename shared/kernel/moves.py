@@ -17,6 +17,9 @@ from shared.model.ids import WorkerId
 from shared.model.json import Json
 from shared.model.task import Outcome, Status, Task
 
+MOST_REFUSALS = 200
+"""Refusals that a task remembers, the newest; hosts come and go while it is blocked."""
+
 
 class Move(StrEnum):
     CLAIM = "claim"
@@ -86,6 +89,7 @@ def go_on(
         phase=phase,
         checkpoint=checkpoint,
         phase_attempts=1,
+        refused_by=(),
         deadline=deadline,
         lease_until=min(now + timedelta(seconds=lease_seconds), deadline),
     )
@@ -100,6 +104,7 @@ def release(task: Task, *, phase: str, checkpoint: Json, stepped: bool) -> Task:
         checkpoint=checkpoint,
         step=task.step + stepped,
         phase_attempts=0 if stepped else max(0, task.phase_attempts - 1),
+        refused_by=() if stepped else task.refused_by,
     )
 
 
@@ -110,7 +115,14 @@ def expire(task: Task) -> Task:
 
 def sleep(task: Task, *, phase: str, checkpoint: Json, wake_at: datetime) -> Task:
     return _give_up(
-        task, Move.SLEEP, step=task.step + 1, phase=phase, checkpoint=checkpoint, phase_attempts=0, wake_at=wake_at
+        task,
+        Move.SLEEP,
+        step=task.step + 1,
+        phase=phase,
+        checkpoint=checkpoint,
+        phase_attempts=0,
+        refused_by=(),
+        wake_at=wake_at,
     )
 
 
@@ -119,7 +131,9 @@ def wake(task: Task) -> Task:
 
 
 def wait(task: Task, *, phase: str, checkpoint: Json) -> Task:
-    return _give_up(task, Move.WAIT, step=task.step + 1, phase=phase, checkpoint=checkpoint, phase_attempts=0)
+    return _give_up(
+        task, Move.WAIT, step=task.step + 1, phase=phase, checkpoint=checkpoint, phase_attempts=0, refused_by=()
+    )
 
 
 def wait_for_signal(task: Task, *, phase: str, checkpoint: Json, name: str, key: str, until: datetime) -> Task:
@@ -154,8 +168,10 @@ def want_cancel(task: Task) -> Task:
     return _move(task, Move.CANCEL, cancel_wanted=True)
 
 
-def block(task: Task, reason: str) -> Task:
-    return _move(task, Move.BLOCK, blocked=reason)
+def block(task: Task, reason: str, *, refused_by: str | None = None) -> Task:
+    """Nobody can go on with a pending task, for a stated reason; `refused_by` is a host that tried."""
+    refusals = task.refused_by if refused_by is None else (*task.refused_by, refused_by)
+    return _move(task, Move.BLOCK, blocked=reason, refused_by=refusals[-MOST_REFUSALS:])
 
 
 def unblock(task: Task) -> Task:

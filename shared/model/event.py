@@ -6,6 +6,7 @@ observers (`UnknownPayload`) and refused where a context is built, never skipped
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, TypeAlias
@@ -16,9 +17,6 @@ from shared.model.ids import ConversationId, SessionId, TaskId, WorkerId
 from shared.model.json import Json
 from shared.model.prices import Prices, Usd
 
-LOG_FORMAT = 1
-"""Raised whenever a type or a version is added; a session stores the highest format in its log."""
-
 GONE = "null"
 """The payload text of an event that was redacted or erased; no payload is written as this."""
 
@@ -27,11 +25,15 @@ REDACTED = "[redacted]"
 
 
 class Payload(BaseModel):
-    """Base of all payloads; `event_type` and `event_version` name it in the log."""
+    """Base of all payloads; `event_type` and `event_version` name it in the log.
+
+    `log_format` is the format of logs that this type and version came with; a session stores the highest in its log.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     event_type: ClassVar[str]
     event_version: ClassVar[int] = 1
+    log_format: ClassVar[int] = 1
 
 
 class SessionCreated(Payload):
@@ -493,6 +495,12 @@ PAYLOADS: dict[tuple[str, int], type[Payload]] = {
     )
 }
 
+LOG_FORMAT = max(payload.log_format for payload in PAYLOADS.values())
+"""The newest log format that this code reads."""
+
+UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""For a type in a version that is read as the next one: the next version's content, made of this one's."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
@@ -526,8 +534,10 @@ ModelUse: TypeAlias = ModelOutput | ModelInterrupted | ContextCompacted
 
 
 def read_payload(type: str, version: int, content: Json) -> Payload:
-    """The payload as its model; unknown types and versions come back as UnknownPayload, redacted ones as such."""
+    """The payload as its newest model; of unknown types and versions an UnknownPayload, of redacted ones their own."""
     if content is None:
         return RedactedPayload()
+    while (upcast := UPCASTS.get((type, version))) is not None:
+        content, version = upcast(content), version + 1
     model = PAYLOADS.get((type, version))
     return UnknownPayload(content=content) if model is None else model.model_validate(content)

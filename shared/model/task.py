@@ -83,6 +83,8 @@ class Task:
     signal_key: str | None = None
     """The signal that a waiting task waits for, until `wake_at`."""
     blocked: str | None = None
+    refused_by: tuple[str, ...] = ()
+    """The worker hosts that could not read what the present phase needs; they do not try it again."""
     cancel_wanted: bool = False
     """The task shall end; while it runs, its owner is told."""
     holds_slots: bool = False

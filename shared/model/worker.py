@@ -26,7 +26,10 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerInfo:
-    """One process that runs tasks, `slots` at a time, from the queue `pool`."""
+    """One process that runs tasks, `slots` at a time, from the queue `pool`.
+
+    Processes forked by one main process have one `host`, and so the same code.
+    """
 
     id: WorkerId
     role: str

@@ -285,7 +285,15 @@ _HINT = insert_or_update(outbox).values(
     {
         **{
             name: bindparam(name)
-            for name in ("task_id", "session_id", "tenant", "priority", "requires_name", "requires_version")
+            for name in (
+                "task_id",
+                "session_id",
+                "tenant",
+                "priority",
+                "requires_name",
+                "requires_version",
+                "log_format",
+            )
         },
         "not_before": _NOT_BEFORE,
     }
@@ -296,6 +304,7 @@ INSERT_HINT = Statement(
         set_={
             "not_before": _HINT.excluded.not_before,
             "requires_version": _HINT.excluded.requires_version,
+            "log_format": _HINT.excluded.log_format,
             "published_at": None,
             "attempts": 0,
             "parked": None,
@@ -398,7 +407,11 @@ def _additions(commit: Commit) -> list[Call]:
     calls += [TAKE_INBOX(submission_id=each).must_touch(1) for each in commit.inbox_taken]
     if commit.no_longer_pending:
         calls.append(DELETE_HINTS(ids=list(commit.no_longer_pending)))
-    calls += [insert_hint(each, commit.session.tenant, commit.hint_delays.get(each.id, 0)) for each in commit.pending]
+    session = commit.session
+    calls += [
+        insert_hint(each, session.tenant, commit.hint_delays.get(each.id, 0), session.log_format)
+        for each in commit.pending
+    ]
     return calls
 
 
@@ -462,8 +475,11 @@ def insert_submission(submission: Submission) -> Call:
     )
 
 
-def insert_hint(task: Task, tenant: str, delay: float) -> Call:
-    """The hint row of a pending task, due after `delay` seconds."""
+def insert_hint(task: Task, tenant: str, delay: float, log_format: int = 1) -> Call:
+    """The hint row of a pending task, due after `delay` seconds, for who reads its session's log format.
+
+    Where that is not known, who gets the hint and does not read it says so.
+    """
     return INSERT_HINT(
         task_id=task.id,
         session_id=task.session_id,
@@ -471,5 +487,6 @@ def insert_hint(task: Task, tenant: str, delay: float) -> Call:
         priority=task.priority,
         requires_name=task.requires.name,
         requires_version=task.requires.version,
+        log_format=log_format,
         delay=delay,
     )

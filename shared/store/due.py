@@ -6,12 +6,36 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, func, literal, null, or_, select, text, union_all
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Integer,
+    Select,
+    Table,
+    Text,
+    all_,
+    and_,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    text,
+    union_all,
+)
+from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
+from shared.kernel import compat
+from shared.kernel.compat import UNREAD_LOG, UNREADABLE
 from shared.store.database import Call, Database, Row, Statement
-from shared.store.hints import OFFER_FITS_HINT, OFFERED, offered
+from shared.store.hints import PUT_OFF_SECONDS
 from shared.store.tables import inbox, outbox, sessions, tasks, waits
+from shared.store.workers import LOWEST_FORMAT, lowest_format
 
 BATCH = 200
 """Candidates of one sort in one sweep; more wait for the next."""
@@ -19,7 +43,7 @@ BATCH = 200
 GRACE_SECONDS = 5
 """How long a hint may be without a live worker that fits, or an input without its intake, before the sweep steps in."""
 
-NO_WORKER = "no live worker offers"
+NO_WORKER = f"{compat.NO_WORKER} offers"
 """How the reason begins with which a task is blocked until a fitting worker appears."""
 
 
@@ -36,6 +60,7 @@ class Due(StrEnum):
 
 _NOW = func.clock_timestamp()
 _GRACE = text(f"interval '{GRACE_SECONDS} seconds'")
+_PUT_OFF = text(f"interval '{PUT_OFF_SECONDS} seconds'")
 _OTHER = tasks.alias("other")
 
 
@@ -68,14 +93,41 @@ _OPEN_WORK_OF_CONVERSATION = (
     )
     .exists()
 )
-_OFFER_FITS_TASK = (
-    select(OFFERED.c.name)
-    .where(
-        OFFERED.c.name == tasks.c.requires_name,
-        or_(tasks.c.requires_version.is_(None), tasks.c.requires_version.between(OFFERED.c.low, OFFERED.c.high)),
+_OFFERED = (
+    func.unnest(
+        bindparam("names", type_=ARRAY(Text)),
+        bindparam("lows", type_=ARRAY(Integer)),
+        bindparam("highs", type_=ARRAY(Integer)),
+        bindparam("formats", type_=ARRAY(Integer)),
+        bindparam("hosts", type_=ARRAY(Text)),
     )
-    .exists()
+    .table_valued("name", "low", "high", "log_format", "host", name="offered")
+    .render_derived()
 )
+_SESSION_FORMAT = (
+    select(sessions.c.log_format).where(sessions.c.id == tasks.c.session_id).correlate(tasks).scalar_subquery()
+)
+
+
+def _some_worker(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Whether a live worker offers what a task or hint requires, and more holds of it."""
+    version = table.c.requires_version
+    offers = and_(
+        _OFFERED.c.name == table.c.requires_name,
+        or_(version.is_(None), version.between(_OFFERED.c.low, _OFFERED.c.high)),
+    )
+    return select(_OFFERED.c.name).where(offers, *conditions).correlate(tasks, outbox).exists()
+
+
+_READS_SESSION = _OFFERED.c.log_format >= _SESSION_FORMAT
+_HAS_NOT_REFUSED = or_(tasks.c.refused_by.is_(None), _OFFERED.c.host != all_(tasks.c.refused_by))
+_FITS = _some_worker(tasks, _READS_SESSION, _HAS_NOT_REFUSED)
+_FITS_HINT = _some_worker(outbox, _OFFERED.c.log_format >= outbox.c.log_format)
+_WHY_NOT = case(
+    (_some_worker(outbox), literal(UNREAD_LOG).op("||")(sql_cast(outbox.c.log_format, Text))),
+    else_=null(),
+)
+_LEFT_LYING = and_(outbox.c.created_at < _NOW - _GRACE, outbox.c.not_before < _NOW + _PUT_OFF)
 _HINTED = outbox.c.task_id == tasks.c.id
 FIND = Statement(
     union_all(
@@ -94,13 +146,26 @@ FIND = Statement(
                     tasks.c.status == "pending",
                     tasks.c.blocked.is_(None),
                     _HINTED,
-                    or_(
-                        outbox.c.parked.is_not(None),
-                        and_(outbox.c.created_at < _NOW - _GRACE, outbox.c.not_before < _NOW, ~OFFER_FITS_HINT),
-                    ),
-                    reason=outbox.c.parked,
+                    or_(outbox.c.parked.is_not(None), and_(_LEFT_LYING, ~_FITS_HINT)),
+                    reason=func.coalesce(outbox.c.parked, _WHY_NOT),
                 ),
-                _candidates(Due.UNBLOCK, tasks.c.blocked.startswith(NO_WORKER), _OFFER_FITS_TASK),
+                _candidates(
+                    Due.BLOCK,
+                    tasks.c.status == "pending",
+                    tasks.c.blocked.is_(None),
+                    tasks.c.refused_by.is_not(None),
+                    _HINTED,
+                    _LEFT_LYING,
+                    ~_FITS,
+                    reason=literal(UNREADABLE),
+                ),
+                _candidates(
+                    Due.UNBLOCK,
+                    or_(
+                        and_(tasks.c.blocked.startswith(compat.NO_WORKER), _FITS),
+                        tasks.c.blocked == any_(bindparam("passed", type_=ARRAY(Text))),
+                    ),
+                ),
                 select(
                     inbox.c.session_id,
                     inbox.c.conversation_id.label("subject"),
@@ -130,6 +195,7 @@ _UNHINTED = (
         tasks.c.priority,
         tasks.c.requires_name,
         tasks.c.requires_version,
+        _SESSION_FORMAT,
         _NOW,
     )
     .where(
@@ -142,15 +208,38 @@ _UNHINTED = (
 ADD_MISSING_HINTS = Statement(
     insert(outbox)
     .from_select(
-        ["task_id", "session_id", "tenant", "priority", "requires_name", "requires_version", "not_before"], _UNHINTED
+        [
+            "task_id",
+            "session_id",
+            "tenant",
+            "priority",
+            "requires_name",
+            "requires_version",
+            "log_format",
+            "not_before",
+        ],
+        _UNHINTED,
     )
     .on_conflict_do_nothing()
 )
 
 
-def find(database: Database, offers: Sequence[Row]) -> list[Row]:
-    """Candidates as rows (session_id, subject, due, reason); `subject` is a task, of `input` a conversation."""
-    (result,) = database.run(FIND(**offered(offers)))
+def find(database: Database, live: Sequence[Row]) -> list[Row]:
+    """Candidates as rows (session_id, subject, due, reason); `subject` is a task, of `input` a conversation.
+
+    `live` are the workers of the register that can take tasks.
+    """
+    (oldest,) = database.run(LOWEST_FORMAT())
+    offers = {
+        (offer["name"], offer["low"], offer["high"], worker["log_format"], worker["host"])
+        for worker in live
+        for offer in worker["offers"]
+    }
+    columns = zip(*offers, strict=True) if offers else ([],) * 5
+    names, lows, highs, formats, hosts = (list(column) for column in columns)
+    passed = compat.passed(lowest_format(oldest))
+    call = FIND(names=names, lows=lows, highs=highs, formats=formats, hosts=hosts, passed=passed)
+    (result,) = database.run(call)
     return result.rows
 
 

@@ -26,7 +26,7 @@ from sqlalchemy import cast as sql_cast
 
 from shared.kernel.fork import CALL_EVENTS, CallFact
 from shared.model.document import StoredDocument
-from shared.model.event import ModelCall, ModelOutput, SystemPromptSet
+from shared.model.event import PAYLOADS, ModelCall, ModelOutput, SystemPromptSet
 from shared.model.ids import SessionId
 from shared.model.session import Conversation, Session
 from shared.model.task import Task
@@ -199,8 +199,8 @@ def _calls_of(output: Row | None) -> list[ModelCall]:
 
 def _as_of(database: Database, main: Conversation, seq: int) -> Conversation:
     """The conversation with the version of the agent that the log had pinned by then."""
-    types, continues = (SystemPromptSet.event_type,), main.continues is not None
-    found = reads.context(database, main.session_id, main.id, seq, types, continues=continues)
+    others, continues = sorted({type for type, _ in PAYLOADS}), main.continues is not None
+    found = reads.context(database, main.session_id, main.id, seq, others, continues=continues)
     prompts = [row["payload"] for row in found if row["type"] == SystemPromptSet.event_type]
     version = SystemPromptSet.model_validate(prompts[-1]).agent_version if prompts else None
     return replace(main, agent_version=version)

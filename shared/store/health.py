@@ -27,6 +27,7 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    all_,
     and_,
     case,
     column,
@@ -39,11 +40,12 @@ from sqlalchemy import (
     union_all,
 )
 
+from shared.kernel import compat
 from shared.model.task import Requirement
 from shared.store import workers as register
 from shared.store.database import Database, Row, Statement
 from shared.store.slots import TENANT_SLOT
-from shared.store.tables import attempts, outbox, slots, tasks, waits, workers
+from shared.store.tables import attempts, outbox, sessions, slots, tasks, waits, workers
 
 LATE_SECONDS = 30
 ROLES = ("brain", "hands", "relay")
@@ -108,14 +110,26 @@ def blocked(database: Database) -> list[Finding]:
             check="blocked",
             subject=_named(row),
             problem=str(row["blocked"]),
-            next_step=f"start a worker that offers {_requirement(row)}",
+            next_step=_way_out(row),
         )
         for row in result.rows
     ]
 
 
+def _way_out(row: Row) -> str:
+    """What ends the reason for which a task is blocked."""
+    reason = str(row["blocked"])
+    if reason.startswith(compat.OLDER_WORKERS):
+        return "stop the workers and relays of older versions"
+    if reason.startswith((compat.UNREADABLE, compat.UNREAD_LOG)):
+        return f"start a worker of a newer version that offers {_requirement(row)}"
+    if reason.startswith(compat.NO_WORKER):
+        return f"start a worker that offers {_requirement(row)}"
+    return "read the log of the relay"
+
+
 def _offers() -> CTE:
-    """One row for each offer of a live worker: name, low, high, and whether the worker stands idle."""
+    """One row for each offer of a live worker: name, low, high, what it reads, and whether it stands idle."""
     offer = (
         func.json_to_recordset(workers.c.offers)
         .table_valued(
@@ -143,6 +157,8 @@ def _offers() -> CTE:
             offer.c.high,
             offer.c.concurrency,
             workers.c.tenant_concurrency,
+            workers.c.log_format,
+            workers.c.host,
             idle.label("idle"),
         )
         .select_from(workers)
@@ -186,6 +202,8 @@ def _without_mover() -> Select[Any]:
     fits = and_(
         offers.c.name == outbox.c.requires_name,
         or_(outbox.c.requires_version.is_(None), outbox.c.requires_version.between(offers.c.low, offers.c.high)),
+        offers.c.log_format >= sessions.c.log_format,
+        or_(tasks.c.refused_by.is_(None), offers.c.host != all_(tasks.c.refused_by)),
     )
     free = and_(
         or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(outbox.c.requires_name)),
@@ -213,6 +231,7 @@ def _without_mover() -> Select[Any]:
             outbox.c.parked,
             fitting.label("fitting"),
         )
+        .join(sessions, sessions.c.id == tasks.c.session_id)
         .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
         .where(tasks.c.status != "done", ~moves)
         .order_by(tasks.c.id)

@@ -18,6 +18,9 @@ from shared.store.tables import outbox
 RESEND_SECONDS = 2
 """Age after which a published row that is still there is looked for in the queues."""
 
+PUT_OFF_SECONDS = 0.3
+"""How long a hint rests that reached a worker which cannot take its task."""
+
 UNPUBLISHABLE = "the hint cannot be published"
 """How the reason of a parked row begins."""
 
@@ -65,6 +68,18 @@ GIVE_BACK = Statement(
     .where(outbox.c.task_id == any_(bindparam("ids", type_=ARRAY(Uuid))))
     .values(published_at=None, attempts=func.greatest(outbox.c.attempts - 1, 0))
 )
+PUT_OFF = Statement(
+    update(outbox)
+    .where(outbox.c.task_id == bindparam("the_task"))
+    .values(
+        log_format=func.greatest(outbox.c.log_format, bindparam("log_format", type_=Integer)),
+        published_at=None,
+        attempts=func.greatest(outbox.c.attempts - 1, 0),
+        not_before=func.greatest(
+            outbox.c.not_before, func.clock_timestamp() + text(f"interval '{PUT_OFF_SECONDS} seconds'")
+        ),
+    )
+)
 PARK = Statement(update(outbox).where(outbox.c.task_id == bindparam("the_task")).values(parked=bindparam("reason")))
 
 
@@ -90,6 +105,14 @@ def offered(offers: Sequence[Row]) -> dict[str, list[object]]:
 def give_back(ids: Sequence[TaskId]) -> Call:
     """Unmarks rows whose publish failed with the broker: it counts against none of them."""
     return GIVE_BACK(ids=list(ids))
+
+
+def put_off(task_id: TaskId, log_format: int = 1) -> Call:
+    """Makes a hint due again in a moment: who got it leaves its task to somebody else.
+
+    `log_format` is that of the task's session, where it is known: it may have risen after the hint was made.
+    """
+    return PUT_OFF(the_task=task_id, log_format=log_format)
 
 
 def park(task_id: TaskId, reason: str) -> Call:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, func, literal, literal_column, select, union_all
+from sqlalchemy import (
+    ARRAY,
+    Integer,
+    Select,
+    Text,
+    all_,
+    any_,
+    bindparam,
+    func,
+    literal,
+    literal_column,
+    select,
+    union_all,
+)
 from sqlalchemy import cast as sql_cast
 
 from shared.model.approval import Approval
@@ -42,6 +55,7 @@ _EVENT = [column for column in events.c if column.name not in ("payload", "commi
 LOOK = Statement(
     select(
         tasks,
+        sessions.c.log_format,
         outbox.c.attempts.label("hints"),
         conversations.c.owner_id.label("conversation_owner"),
         conversations.c.agent,
@@ -52,6 +66,7 @@ LOOK = Statement(
         .exists()
         .label("steered"),
     )
+    .join(sessions, sessions.c.id == tasks.c.session_id)
     .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
     .outerjoin(conversations, conversations.c.id == tasks.c.conversation_id)
     .where(tasks.c.id == bindparam("task_id"))
@@ -77,7 +92,7 @@ _UPTO = select(sql_cast(_COMPACTED.c.payload.op("->>")("upto"), Integer)).scalar
 _BEHIND = select(*_CONTEXT_EVENT).where(
     *_OF_CONTEXT,
     events.c.seq > func.coalesce(_UPTO, 0),
-    events.c.type == any_(bindparam("types", type_=ARRAY(Text))),
+    events.c.type != all_(bindparam("types", type_=ARRAY(Text))),
 )
 CONTEXT = Statement(union_all(_newest("system_prompt_set"), select(_COMPACTED), _BEHIND).order_by("seq"))
 RESULTS_AFTER = Statement(
@@ -183,6 +198,8 @@ class Look:
     hints: int | None
     steered: bool
     """Whether input waits that shall join the present work of the conversation."""
+    log_format: int
+    """The session's: who reads only older ones leaves its tasks to others."""
 
 
 def look(database: Database, task_id: TaskId) -> Look | None:
@@ -191,8 +208,12 @@ def look(database: Database, task_id: TaskId) -> Look | None:
     if result.first is None:
         return None
     row = dict(result.first)
-    hints, owner, agent, version, continues, steered = (
-        row.pop(name) for name in ("hints", "conversation_owner", "agent", "agent_version", "continues", "steered")
+    hints, owner, agent, version, continues, steered, log_format = (
+        row.pop(name)
+        for name in (
+            *("hints", "conversation_owner", "agent", "agent_version"),
+            *("continues", "steered", "log_format"),
+        )
     )
     task = rows.task(row)
     conversation = None
@@ -205,7 +226,7 @@ def look(database: Database, task_id: TaskId) -> Look | None:
             agent_version=version,
             continues=continues,
         )
-    return Look(task=task, conversation=conversation, hints=hints, steered=steered)
+    return Look(task=task, conversation=conversation, hints=hints, steered=steered, log_format=log_format)
 
 
 def conversation(database: Database, conversation_id: ConversationId) -> Conversation:
@@ -219,14 +240,15 @@ def context(
     session_id: SessionId,
     conversation_id: ConversationId,
     cutoff: int,
-    types: Sequence[str],
+    besides: Sequence[str],
     *,
     continues: bool = False,
 ) -> list[Row]:
     """What a context is made of, up to the cutoff and in order: rows (seq, type, version, payload).
 
-    The newest instructions, the newest compaction, and the events of these types behind what that one replaces; what
-    lies before is not read. A conversation that `continues` one of the past has what that is made of too.
+    The newest instructions, the newest compaction, and the events of all types but these behind what that one replaces,
+    so that an event of a type that is not known here is among them; what lies before is not read. A conversation that
+    `continues` one of the past has what that is made of too.
     """
     parts = lineage.past_of_conversation(database, conversation_id) if continues else []
     results = database.run(
@@ -235,11 +257,11 @@ def context(
                 session_id=part.session_id,
                 conversation_id=part.conversation_id,
                 cutoff=part.up_to,
-                types=list(types),
+                types=list(besides),
             )
             for part in parts
         ),
-        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(types)),
+        CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(besides)),
     )
     return [row for result in results for row in result.rows]
 

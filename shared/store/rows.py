@@ -60,7 +60,12 @@ def task(row: Row) -> Task:
     requires = Requirement(name=fields.pop("requires_name"), version=fields.pop("requires_version"))
     outcome = fields.pop("outcome")
     return Task(
-        **{**fields, "status": Status(fields["status"]), "priority": Priority(fields["priority"])},
+        **{
+            **fields,
+            "status": Status(fields["status"]),
+            "priority": Priority(fields["priority"]),
+            "refused_by": tuple(fields["refused_by"] or ()),
+        },
         outcome=None if outcome is None else Outcome(outcome),
         requires=requires,
     )
@@ -73,12 +78,14 @@ def task_row(value: Task) -> dict[str, Any]:
         **fields,
         "requires_name": requires.name,
         "requires_version": requires.version,
+        "refused_by": list(value.refused_by) or None,
         "input": canonical(value.input),
         **_mutable_json(value),
     }
 
 
 MUTABLE_TASK_COLUMNS = (
+    "version",
     "status",
     "outcome",
     "phase",
@@ -95,6 +102,7 @@ MUTABLE_TASK_COLUMNS = (
     "signal_name",
     "signal_key",
     "blocked",
+    "refused_by",
     "cancel_wanted",
     "holds_slots",
     "requires_version",
@@ -104,7 +112,8 @@ MUTABLE_TASK_COLUMNS = (
 def task_change_row(value: Task) -> dict[str, Any]:
     """What a move may change of a task."""
     row = {name: getattr(value, name) for name in MUTABLE_TASK_COLUMNS if name != "requires_version"}
-    return {**row, "requires_version": value.requires.version, **_mutable_json(value)}
+    refused_by = list(value.refused_by) or None
+    return {**row, "requires_version": value.requires.version, "refused_by": refused_by, **_mutable_json(value)}
 
 
 def _mutable_json(value: Task) -> dict[str, Any]:

@@ -47,6 +47,15 @@ metadata = MetaData(
 
 Time = DateTime(timezone=True)
 
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("single", Boolean, primary_key=True, server_default=text("true")),
+    Column("oldest_code", Text, nullable=False),
+    CheckConstraint("single", name="single"),
+)
+"""One row: the newest revision that code must know to work on this schema. A contracting migration raises it."""
+
 sessions = Table(
     "sessions",
     metadata,
@@ -172,6 +181,7 @@ tasks = Table(
     Column("signal_name", Text),
     Column("signal_key", Text),
     Column("blocked", Text),
+    Column("refused_by", ARRAY(Text)),
     Column("cancel_wanted", Boolean, nullable=False),
     Column("holds_slots", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Time, nullable=False),
@@ -217,6 +227,7 @@ tasks = Table(
     ),
     Index("tasks_unknown_idx", "session_id", "kind", postgresql_where=text("outcome = 'interrupted'")),
     Index("tasks_running_idx", "id", postgresql_where=text("status = 'running'")),
+    Index("tasks_refused_idx", "id", postgresql_where=text("refused_by IS NOT NULL AND status <> 'done'")),
     Index("tasks_blocked_idx", "requires_name", postgresql_where=text("blocked IS NOT NULL")),
     Index(
         "tasks_one_generation_idx",
@@ -366,6 +377,7 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("requires_name", Text, nullable=False),
     Column("requires_version", Integer),
+    Column("log_format", Integer, nullable=False, server_default=text("1")),
     Column("not_before", Time, nullable=False),
     Column("published_at", Time),
     Column("attempts", Integer, nullable=False, server_default=text("0")),

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from shared.model.event import LOG_FORMAT
 from shared.model.ids import SessionId
 from shared.model.task import Priority
 from shared.store.database import Call, Row, Statement
@@ -58,7 +59,8 @@ _WAITING = "published_at IS NULL AND parked IS NULL"
 _REQUIREMENT = "requires_name, coalesce(requires_version, 0)"
 _OF_LANE = f"""
     {_WAITING} AND requires_name = f.name AND coalesce(requires_version, 0) = f.version
-    AND outbox.priority = t.priority AND not_before <= statement_timestamp()"""
+    AND outbox.priority = t.priority AND not_before <= statement_timestamp()
+    AND log_format <= CAST(:log_format AS int)"""
 _SOME_TENANT = """
     (SELECT h.tenant FROM fitting f, LATERAL (
         SELECT outbox.tenant FROM {schema}.outbox WHERE {of_lane} {after} ORDER BY outbox.tenant LIMIT 1
@@ -214,7 +216,9 @@ TAKE_FEW = Statement(
     text(f"""
 WITH few AS MATERIALIZED (
     SELECT task_id, tenant, session_id, priority, requires_name, coalesce(requires_version, 0) AS version, not_before
-      FROM {SCHEMA}.outbox WHERE {_WAITING} AND not_before <= statement_timestamp() LIMIT CAST(:room AS int) + 1
+      FROM {SCHEMA}.outbox
+     WHERE {_WAITING} AND not_before <= statement_timestamp() AND log_format <= CAST(:log_format AS int)
+     LIMIT CAST(:room AS int) + 1
 ),
 known AS (
     SELECT count(*) AS waiting, coalesce(bool_or(requires_name = ANY (CAST(:limited AS text[]))), false) AS limited
@@ -250,17 +254,28 @@ SELECT marked.*, known.waiting FROM known LEFT JOIN marked ON true
 )
 
 
-def take_few(offers: Sequence[Row], room: int, limits: Limits = NO_LIMITS) -> Call:
+def take_few(offers: Sequence[Row], room: int, limits: Limits = NO_LIMITS, log_format: int = LOG_FORMAT) -> Call:
     """As take, where nobody has to wait for anybody: when all that is due has room, and no limit could apply.
 
     There is always a row, and `waiting` in it; without a `task_id` nothing was taken.
     """
-    return TAKE_FEW(**offered(offers), room=room if limits.tenant is None else 0, limited=list(limits.names))
+    return TAKE_FEW(
+        **offered(offers),
+        room=room if limits.tenant is None else 0,
+        limited=list(limits.names),
+        log_format=log_format,
+    )
 
 
-def take(offers: Sequence[Row], room: int, place: Place | None = None, limits: Limits = NO_LIMITS) -> Call:
+def take(
+    offers: Sequence[Row],
+    room: int,
+    place: Place | None = None,
+    limits: Limits = NO_LIMITS,
+    log_format: int = LOG_FORMAT,
+) -> Call:
     """Marks up to `room` due hints that fit the offers (name, low, high) as published, and gives them, each with its
-    `place` in the order in which they shall go out."""
+    `place` in the order in which they shall go out; `log_format` is the newest one that the pool reads."""
     place = place or Place()
     return TAKE(
         **offered(offers),
@@ -274,4 +289,5 @@ def take(offers: Sequence[Row], room: int, place: Place | None = None, limits: L
         limited=list(limits.names),
         limits=list(limits.names.values()),
         tenant_limit=limits.tenant,
+        log_format=log_format,
     )

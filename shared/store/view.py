@@ -33,6 +33,7 @@ from shared.store.tables import (
     tasks,
     waits,
 )
+from shared.store.workers import LOWEST_FORMAT, lowest_format
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 
@@ -339,6 +340,11 @@ class View:
         )
         assert result.first is not None
         return int(result.first["tokens"]), int(result.first["characters"])
+
+    def fleet_format(self) -> int:
+        """The newest log format that every live worker reads."""
+        (result,) = self._open.run(LOWEST_FORMAT())
+        return lowest_format(result)
 
     def attempts(self, task_id: TaskId) -> list[Attempt]:
         """All claims of a task, oldest first."""

@@ -16,7 +16,7 @@ from shared.model.json import canonical
 from shared.model.tool import ToolSpec
 from shared.model.worker import WorkerInfo
 from shared.store import rows
-from shared.store.database import Call, Database, Row, Statement
+from shared.store.database import Call, Database, Result, Row, Statement
 from shared.store.tables import catalogue, workers
 
 LIVE_SECONDS = 15
@@ -24,10 +24,8 @@ LIVE_SECONDS = 15
 
 FORGET_SECONDS = 24 * 3600
 
-_LIVE = and_(
-    workers.c.seen_at > func.clock_timestamp() - text(f"interval '{LIVE_SECONDS} seconds'"),
-    workers.c.draining.is_(False),
-)
+_SEEN_LATELY = workers.c.seen_at > func.clock_timestamp() - text(f"interval '{LIVE_SECONDS} seconds'")
+_LIVE = and_(_SEEN_LATELY, workers.c.draining.is_(False))
 _INSERT = insert(workers).values(
     {
         name: bindparam(name)
@@ -50,6 +48,7 @@ DRAIN = Statement(
     )
     .values(draining=True)
 )
+LOWEST_FORMAT = Statement(select(func.min(workers.c.log_format).label("lowest")).where(_SEEN_LATELY))
 LEAVE = Statement(delete(workers).where(workers.c.id == bindparam("the_worker")))
 LIVE = Statement(select(workers).where(_LIVE).order_by(workers.c.id))
 FORGET = Statement(
@@ -97,6 +96,15 @@ def live(database: Database) -> list[Row]:
     """Workers that were seen lately and do not drain: rows of the register, `offers` a list of (name, low, high)."""
     (result,) = database.run(LIVE())
     return result.rows
+
+
+def lowest_format(result: Result) -> int:
+    """From what LOWEST_FORMAT gave: the newest log format that every live worker reads, draining ones and relays too.
+
+    Where no worker lives, who asks is the only one.
+    """
+    assert result.first is not None
+    return int(result.first["lowest"] or LOG_FORMAT)
 
 
 def forget() -> Call:

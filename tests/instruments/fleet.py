@@ -48,6 +48,8 @@ class Fleet:
             BRAINHANDS_MODEL="test-model",
             SAMPLE_EFFECTS=str(self.effects_file),
         )
+        self.folder = Path.cwd()
+        """Where parts are started: they run the source that is there."""
         self._children = children
         self._started = 0
 
@@ -119,7 +121,11 @@ class Fleet:
 
     def _start(self, name: str, *command: str, environment: dict[str, str]) -> Child:
         return self._children.start(
-            sys.executable, *command, name=name, environment={**self.environment, **environment}
+            sys.executable,
+            *command,
+            name=name,
+            environment={**self.environment, **environment},
+            folder=self.folder,
         )
 
 

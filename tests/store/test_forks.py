@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from brain import prompt
-from brain.history import DIALOGUE_TYPES
+from brain.history import NOT_IN_CONTEXT
 from shared.client import Client
 from shared.engine import endings
 from shared.engine.draft import Draft
@@ -156,7 +156,7 @@ class Story:
             self.session_id,
             main.id,
             self.head,
-            DIALOGUE_TYPES,
+            NOT_IN_CONTEXT,
             continues=main.continues is not None,
         )
         context = [

@@ -56,6 +56,8 @@ VALUES: dict[str, object] = {
     "names": ["play"],
     "lows": [1],
     "highs": [1],
+    "formats": [1],
+    **{name: ["text"] for name in ("hosts", "passed", "refused_by")},
     "most": 500,
     "room": 16,
     "lanes": [0, 1],

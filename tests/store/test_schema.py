@@ -74,7 +74,7 @@ def test_migrating_twice_changes_nothing_and_an_unmigrated_database_is_refused(e
 
     migrate.upgrade(empty_database_url)
     before = _catalog(empty_database_url)
-    assert migrate.upgrade(empty_database_url) == migrate.newest()
+    assert migrate.upgrade(empty_database_url) == migrate.Upgrade(migrate.newest(), migrate.newest())
 
     migrate.require_current(empty_database_url)
     assert _catalog(empty_database_url) == before
