@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check crash bench promises
+.PHONY: help demo up test check crash soak bench promises
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ check: $(INSTALLED) ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-crash: $(INSTALLED) ## a kill at every commit and every publish
-	$(BIN)/pytest -m crash --full-crash-matrix tests/crash
+crash: $(INSTALLED) ## each scenario, a kill at every commit and every publish
+	$(BIN)/pytest -n 2 --dist worksteal --full-crash-matrix tests/crash
+
+soak: $(INSTALLED) ## minutes of random sessions under random faults; SOAK="--seed 7 --minutes 10"
+	$(BIN)/python -m tests.soak $(SOAK)
 
 bench: $(INSTALLED) ## turns a second and hand-off times, to build/bench.json
 	$(BIN)/python -m tests.bench

@@ -215,7 +215,7 @@ class _Points:
     def getresponse(self, original: Callable[..., Any], connection: Any) -> Any:
         if self._asked[connection] != "POST":
             return original(connection)
-        with self._point("reply to a mail"):
+        with self._point("reply to a POST"):
             return original(connection)
 
     @contextmanager

@@ -36,6 +36,7 @@ class Child:
                 start_new_session=True,
             )
         self.pid = self._process.pid
+        self._gone = False
 
     @property
     def output(self) -> str:
@@ -75,6 +76,7 @@ class Child:
                 time.sleep(POLL_SECONDS)
                 self._signal_members(number)
             self._process.wait()
+            self._gone = True
 
     def _signal_members(self, number: signal.Signals) -> None:
         for pid in self.members():
@@ -90,8 +92,11 @@ class Child:
         return self._process.wait()
 
     def members(self) -> list[int]:
-        """Return the living processes of the child's session; a process group would miss those that lead their own."""
-        return [pid for pid in _processes() if _session(pid) == self.pid]
+        """Return the living processes of the child's session; a process group would miss those that lead their own.
+
+        Once all were killed there are none, whoever has the session's number by now.
+        """
+        return [] if self._gone else [pid for pid in _processes() if _session(pid) == self.pid]
 
 
 class Children:

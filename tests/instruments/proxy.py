@@ -145,7 +145,7 @@ class Proxy:
             directions.create_task(self._pump(target[0], client[1], flowing))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
-        with suppress(ConnectionError):
+        with suppress(OSError):  # one end is gone: reset, or not connected any more
             while data := await reader.read(65536):
                 await flowing.wait()
                 writer.write(data)
@@ -161,7 +161,8 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     # A linger time of zero makes the close a reset.
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with suppress(OSError):  # it may be closed already
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
