@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from deploy.demo.mailbox import Switches
@@ -170,6 +171,75 @@ FAIL_FAST = Scenario(
     name="fail fast", play=play_fail_fast, check=check_fail_fast, promises=("C7", "C11", "C15"), hazards=(5, 33)
 )
 
+# --- a response that the provider works on in the background -------------------------------------------------------
+
+
+def play_background(door: Door) -> None:
+    call = {"name": "post_often", "arguments": {"key": door.run}, "id": "call_post_often"}
+    thinking = {"calls": [call], "looks": ["queued", "in_progress"]}
+    door.script(thinking, {"text": "thought over", "looks": ["queued"]}, agent="swift_thoughtful")
+
+
+def check_background(run: Run) -> None:
+    """A handle that is stored is polled; only a Brain that died before it could store one asks a second time."""
+    assert run.outputs() == ["thought over"]
+    run.succeeded("post_often")
+    types = run.types()
+    assert (types.count("model_accepted"), types.count("model_output")) == (2, 2)
+    assert "model_cancelled" not in types
+
+
+BACKGROUND = Scenario(
+    name="background response", play=play_background, check=check_background, promises=("E1", "E7"), hazards=(26,)
+)
+
+# --- an overflow that is compacted ---------------------------------------------------------------------------------
+
+LONG = "x" * 900
+
+
+def play_compaction(door: Door) -> None:
+    summary = json.dumps({"summary": {"text": "They said x very often."}})
+    first = door.submit(f"{summary} {json.dumps({'script': [{'text': LONG}]})} {LONG}", agent="swift_forgetful")
+    for text in ("second", "third"):
+        door.script({"text": f"{text} {LONG}"}, session=first.session_id, agent="swift_forgetful")
+
+
+def check_compaction(run: Run) -> None:
+    assert run.outputs() == [LONG, f"second {LONG}", f"third {LONG}"]
+    types = run.types()
+    assert types.count("context_compacted") == types.count("model_request_voided") >= 1
+    assert types.count("user_message") == 3
+
+
+COMPACTION = Scenario(
+    name="compaction on overflow", play=play_compaction, check=check_compaction, promises=("B8", "E10"), hazards=(27,)
+)
+
+# --- agents that fail fast -----------------------------------------------------------------------------------------
+
+
+def play_agents(door: Door) -> None:
+    def ask(id: str, *steps: Mapping[str, object]) -> dict[str, object]:
+        return {"name": "swift_scout", "arguments": {"task": json.dumps({"script": steps})}, "id": id}
+
+    lingers = {"calls": [{"name": "linger", "arguments": {"key": door.run}}]}
+    calls = [ask("call_lingers", lingers, {"text": "never"}), ask("call_refuses", {"refusal": "no", "delay": 0.5})]
+    door.script({"calls": calls}, {"text": "stopped"}, agent="swift_lead")
+
+
+def check_agents(run: Run) -> None:
+    assert run.outputs() == ["stopped"]
+    ends = {payload["call_id"]: type for type, payload in run.call_ends("swift_scout")}
+    assert ends == {"call_lingers": "tool_call_error", "call_refuses": "tool_call_error"}
+    outcomes = {task.input["call_id"]: task.outcome for task in run.tasks("agent:swift_scout")}
+    assert outcomes == {"call_lingers": Outcome.CANCELLED, "call_refuses": Outcome.FAILED}
+
+
+AGENTS = Scenario(
+    name="agents that fail fast", play=play_agents, check=check_agents, promises=("A10", "C7"), hazards=(5,)
+)
+
 # --- cancel in the middle of each status --------------------------------------------------------------------------
 
 
@@ -236,4 +306,15 @@ CANCELS = tuple(
     )
 )
 
-SCENARIOS = (LATE_MAILS, FIVE_MAILS, EVERY_REPLAY_KIND, APPROVAL, STEER, FAIL_FAST, *CANCELS)
+SCENARIOS = (
+    LATE_MAILS,
+    FIVE_MAILS,
+    EVERY_REPLAY_KIND,
+    APPROVAL,
+    STEER,
+    FAIL_FAST,
+    BACKGROUND,
+    COMPACTION,
+    AGENTS,
+    *CANCELS,
+)
