@@ -34,6 +34,7 @@ def timed(tool: str, *texts: str, seconds: float = 0.3) -> dict[str, Any]:
 @pytest.mark.crash
 @pytest.mark.promise("F11", "H6")
 @pytest.mark.hazard(16)
+@pytest.mark.case("janbjorge/pgqueuer#475")
 def test_no_more_calls_run_at_a_time_than_their_tool_allows_even_if_one_dies(fleet: Fleet) -> None:
     fleet.brain(), fleet.hands(slots=4), fleet.relay(), fleet.relay()
     fleet.wait_for_workers(brain=1, hands=4, relay=2)

@@ -286,6 +286,7 @@ WITH_OLD = (
 @pytest.mark.promise("H7", "H8", "K5")
 @pytest.mark.hazard(25)
 @pytest.mark.case("czpython/druks#619: what was begun before a deploy never goes on after it")
+@pytest.mark.case("czpython/druks#619")
 def test_what_a_deploy_leaves_behind_is_blocked_with_its_reason_until_a_version_comes_that_takes_it_up(
     old: Fleet, tmp_path: Path
 ) -> None:

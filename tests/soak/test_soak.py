@@ -15,6 +15,7 @@ from tests.soak.soak import plan, soak
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("redis_url")
 @pytest.mark.promise("A6", "C4", "D5", "H3", "H4", "H5", "H6")
+@pytest.mark.case("celery/celery#4843")
 def test_a_short_soak_finds_nothing_lost_doubled_or_stuck(
     tmp_path: Path, database_url: str, postgres: Postgres, redis_server: Redis
 ) -> None:

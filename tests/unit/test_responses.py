@@ -38,6 +38,7 @@ def reply(*output: Any, **fields: Any) -> Reply:
 
 
 @pytest.mark.promise("E7")
+@pytest.mark.case("openai/openai-agents-python#4278")
 def test_a_dialogue_becomes_instructions_and_items() -> None:
     body = request_of(
         chat(
@@ -205,6 +206,7 @@ def test_parallel_calls_keep_their_ids_and_their_arguments_as_they_came() -> Non
     assert (given.text, given.finish_reason) == ("I look.", "tool_calls")
 
 
+@pytest.mark.case("pydantic/pydantic-ai#6401")
 def test_items_and_parts_of_kinds_that_nobody_knows_are_left_out() -> None:
     given = reply(
         {"type": "reasoning", "summary": []},
