@@ -172,7 +172,7 @@ def _sleep(draft: Draft, checkpoint: dict[str, Any], asked_for: float | None) ->
 def response_cancel_kind() -> Kind:
     """The task that has the provider stop a response that nobody waits for."""
     phase = Phase(run=_cancel, seconds=lambda _task: PHASE_SECONDS)
-    return Kind(name=RESPONSE_CANCEL, version=RESPONSE_CANCEL_VERSION, first="cancel", phases={"cancel": phase})
+    return Kind(name=RESPONSE_CANCEL, version=RESPONSE_CANCEL_VERSION, phases={"cancel": phase})
 
 
 def _cancel(run: Run) -> Step:

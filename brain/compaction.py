@@ -62,7 +62,7 @@ def compaction_kind(agents: Agents) -> Kind:
         return _agent(agents, task).request_seconds + SLACK_SECONDS
 
     request = Phase(run=partial(_request, agents), seconds=seconds)
-    return Kind(name=COMPACTION, version=VERSION, first="request", phases={"request": request, "retry": request})
+    return Kind(name=COMPACTION, version=VERSION, phases={"request": request, "retry": request})
 
 
 def compaction_task(draft: Draft, *, owner: Task, request: ModelRequest, cause: int) -> Task:

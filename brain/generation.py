@@ -69,7 +69,6 @@ def generation_kind(agents: Agents) -> Kind:
     return Kind(
         name=intake.GENERATION,
         version=intake.GENERATION_VERSION,
-        first="prepare",
         phases={
             "prepare": pinned_phase(partial(_prepare, agents, catalogue)),
             "request": request,
@@ -89,7 +88,7 @@ def intake_kind() -> Kind:
         return Done()
 
     phase = pinned_phase(lambda run: Step(partial(admit, task=run.task)))
-    return Kind(name=intake.INTAKE, version=intake.INTAKE_VERSION, first="admit", phases={"admit": phase})
+    return Kind(name=intake.INTAKE, version=intake.INTAKE_VERSION, phases={"admit": phase})
 
 
 def _request_seconds(agents: Agents, task: Task) -> float:

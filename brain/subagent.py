@@ -71,7 +71,6 @@ def agent_kind(agent: Agent) -> Kind:
         name=_kind(agent),
         version=agent.version,
         oldest=agent.oldest,
-        first="call",
         phases={
             "call": pinned_phase(partial(_call, agent)),
             "answered": pinned_phase(partial(_answered, agent)),

@@ -52,7 +52,6 @@ def tool_kind(tool: Tool) -> Kind:
         name=tool.kind,
         version=tool.version,
         oldest=tool.accepts,
-        first="call",
         phases={
             "call": pinned_phase(partial(_call, tool)),
             "execute": Phase(

@@ -44,7 +44,6 @@ def flow_kind(flow: type[Flow]) -> Kind:
         version=definition.version,
         oldest=definition.oldest,
         migrate=partial(_migrate, flow),
-        first="call",
         phases={"call": start, "answered": answered, **phases},
     )
 

@@ -58,11 +58,10 @@ def pinned_phase(run: Callable[[Run], Step]) -> Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A task kind in one version; `first` is the phase that a new task starts in."""
+    """A task kind in one version."""
 
     name: str
     version: int
-    first: str
     phases: Mapping[str, Phase]
     oldest: int | None = None
     """The oldest version whose stored tasks this one can go on with; None: only its own."""

@@ -103,11 +103,11 @@ class Stage:
 
     def play_kind(self) -> Kind:
         phases = {"first": self._phase(pinned=True), "second": self._phase(), "third": self._phase()}
-        return Kind(name=PLAY, version=1, first="first", phases=phases)
+        return Kind(name=PLAY, version=1, phases=phases)
 
     def _generation_kind(self) -> Kind:
         phases = {"prepare": self._phase(pinned=True), "request": self._phase(), "tools": self._phase(pinned=True)}
-        return Kind(name="generation", version=1, first="prepare", phases=phases)
+        return Kind(name="generation", version=1, phases=phases)
 
     def _phase(self, *, pinned: bool = False) -> Phase:
         return Phase(run=self.perform, seconds=lambda _task: 600.0, pinned=pinned)

@@ -335,7 +335,7 @@ def third_version(stage: Stage, *, broken: bool = False) -> Kind:
         return replace(task, phase=task.phase.upper(), checkpoint={"count": len(task.checkpoint.get("listed", []))})
 
     phases = {name.upper(): phase for name, phase in stage.play_kind().phases.items()}
-    return Kind(name=PLAY, version=3, oldest=1, migrate=migrate, first="FIRST", phases=phases)
+    return Kind(name=PLAY, version=3, oldest=1, migrate=migrate, phases=phases)
 
 
 def of_third_version(stage: Stage, kind: Kind) -> Worker:
@@ -403,7 +403,7 @@ def test_a_call_that_has_acted_does_not_get_its_attempt_back(stage: Stage) -> No
     """Otherwise the next worker would take it for one that has not acted, and act again."""
     session_id, generation = stage.session()
     stage.advance(generation)
-    kind = Kind(name="tool:act", version=1, first="execute", phases={"execute": stage.play_kind().phases["second"]})
+    kind = Kind(name="tool:act", version=1, phases={"execute": stage.play_kind().phases["second"]})
     offers = (Offer(name=kind.name, low=1, high=1),)
     worker = stage.worker(offers=offers)
     worker._registry = registry((kind,), offers)
