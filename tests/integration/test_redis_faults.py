@@ -15,7 +15,7 @@ from shared.runtime.servers import Redis
 from tests.instruments.fleet import Fleet
 from tests.instruments.processes import Child
 from tests.instruments.proxy import LOOPBACK, Proxy
-from tests.instruments.runs import count, doubled, finish, missing, results, start_runs, through, wait_for_results
+from tests.instruments.runs import count, doubled, finish, missing, start_runs, through, wait_for_results
 
 EFFECTS = ("note", "reconcile", "safe")
 
@@ -93,11 +93,16 @@ def test_a_frozen_redis_stops_no_commit_and_parks_no_hint(fleet: Fleet, proxy: P
     wait_for_results(fleet, 3)
 
     proxy.freeze()
-    running = count(fleet, "SELECT count(*) FROM brainhands.tasks WHERE kind LIKE 'tool:%' AND status = 'running'")
-    before = results(fleet)
+    # In one statement: what ends between two of them would be counted twice.
+    ended, running = "type = 'tool_call_success'", "kind LIKE 'tool:%' AND status = 'running'"
+    expected = count(
+        fleet,
+        f"SELECT (SELECT count(*) FROM brainhands.events WHERE {ended})"
+        f" + (SELECT count(*) FROM brainhands.tasks WHERE {running})",
+    )
     with closing(Client(fleet.database_url, through(proxy, fleet.redis_url))) as client:
         late = client.submit(agent="worker", input='{"script": [{"text": "late is done"}]}')
-    wait_for_results(fleet, before + running)  # of what ran when Redis froze
+    wait_for_results(fleet, expected)  # also of what ran when Redis froze
     relay.wait_for_line("broker_away")
     assert nothing_is_parked(fleet)
     proxy.thaw()

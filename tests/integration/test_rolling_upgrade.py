@@ -24,7 +24,7 @@ from tests.instruments.builds import ROOT, Edit, build
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.runs import count, doubled, finish, missing, start_runs, wait_for_results
-from tests.instruments.sessions import open_gate, query
+from tests.instruments.sessions import open_gate, query, wait_for_task
 
 NEXT_FORMAT = LOG_FORMAT + 1
 MIGRATION = f'''
@@ -55,7 +55,7 @@ WRITE_REMARK = f"""
 RELEASE = (
     Edit("shared/store/migrations/versions/9000_next.py", None, MIGRATION),
     Edit("shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
-    Edit("shared/model/event.py", "        SubmissionDone,\n    )", "        SubmissionDone,\n        Remark,\n    )"),
+    Edit("shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
     Edit("brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),
     Edit("brain/generation.py", "\n    request = ModelRequest(\n", WRITE_REMARK),
 )
@@ -81,7 +81,7 @@ def brainhands(fleet: Fleet, folder: Path, *arguments: str, status: int = 0) -> 
     """What a command of a build prints."""
     done = subprocess.run(
         [sys.executable, "-m", "shared.cli.main", *arguments],
-        env=fleet.environment,
+        env={**fleet.environment, "COLUMNS": "120"},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -109,7 +109,11 @@ def newest(fleet: Fleet, receipt: Receipt, kind: str) -> Task:
 
 
 def wait_until_blocked(fleet: Fleet, receipt: Receipt, kind: str, reason: str) -> None:
-    wait_until(lambda: newest(fleet, receipt, kind).blocked == reason, 20, reason)
+    def blocked() -> bool:
+        tasks = fleet.client.session(receipt.session_id).tasks
+        return any((task.kind, task.blocked) == (kind, reason) for task in tasks)
+
+    wait_until(blocked, 40, reason)
     found = json.loads(brainhands(fleet, ROOT, "doctor", "--json", status=1))["findings"]
     assert (str(receipt.session_id), reason) in [(each["subject"][-36:], each["problem"]) for each in found]
     assert f"blocked: {reason}\n" in brainhands(fleet, ROOT, "show", str(receipt.session_id))
@@ -286,7 +290,6 @@ WITH_OLD = (
 @pytest.mark.promise("H7", "H8", "K5")
 @pytest.mark.hazard(25)
 @pytest.mark.case("czpython/druks#619: what was begun before a deploy never goes on after it")
-@pytest.mark.case("czpython/druks#619")
 def test_what_a_deploy_leaves_behind_is_blocked_with_its_reason_until_a_version_comes_that_takes_it_up(
     old: Fleet, tmp_path: Path
 ) -> None:
@@ -300,7 +303,7 @@ def test_what_a_deploy_leaves_behind_is_blocked_with_its_reason_until_a_version_
     )
     talking = fleet.script({"text": "hello"})
     fleet.wait(talking)
-    wait_until(lambda: newest(fleet, paying, "flow:payment").status is Status.WAITING, 20, "the payment is waited for")
+    wait_for_task(fleet, paying.session_id, "flow:payment", Status.WAITING)
     hands.stop()
     sending = fleet.script({"calls": [{"name": "send_safe", "arguments": {"to": "a"}}]}, {"text": "sent"})
     fleet.wait_for_event(sending.session_id, "model_output")
