@@ -57,6 +57,8 @@ class House:
     lease_seconds: float = 2.0
     switches: Switches = field(default_factory=Switches)
     settings: tuple[tuple[str, str], ...] = ()
+    next_release: tuple[str, ...] = ()
+    """The roles that run the next release, beside the others that run this one, on its schema."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,13 @@ from itertools import product
 
 from deploy.demo.mailbox import Switches
 from deploy.demo.model_scripts import CUSTOMERS
+from shared.model.event import LOG_FORMAT
 from shared.model.task import Outcome, Status
+from shared.store import workers
 from tests.crash.driver import Door
 from tests.crash.plugin import How, Plan, Point, When
 from tests.crash.scenario import House, Run, Scenario, every_kill
+from tests.instruments.builds import NEXT_FORMAT
 
 # --- five mails ---------------------------------------------------------------------------------------------------
 
@@ -240,6 +243,33 @@ AGENTS = Scenario(
     name="agents that fail fast", play=play_agents, check=check_agents, promises=("A10", "C7"), hazards=(5,)
 )
 
+# --- a fleet in the middle of a rolling upgrade --------------------------------------------------------------------
+
+
+def play_rolling_upgrade(door: Door) -> None:
+    door.call("post_findable", then="first")
+    door.call("post_often", then="second")
+
+
+def check_rolling_upgrade(run: Run) -> None:
+    """Nothing is written that the workers of this release, the older ones here, could not read."""
+    assert run.outputs() == ["first", "second"]
+    run.succeeded_once("post_findable")
+    assert not {"remark", "task_blocked"} & set(run.types())
+    reads = {worker["role"]: worker["log_format"] for worker in workers.live(run.fleet.database)}
+    assert (reads["brain"], reads["hands"]) == (NEXT_FORMAT, LOG_FORMAT)
+
+
+ROLLING_UPGRADE = Scenario(
+    name="rolling upgrade",
+    play=play_rolling_upgrade,
+    check=check_rolling_upgrade,
+    promises=("K5", "H7"),
+    hazards=(24,),
+    house=House(next_release=("brain",)),
+    part=1,
+)
+
 # --- cancel in the middle of each status --------------------------------------------------------------------------
 
 
@@ -316,5 +346,6 @@ SCENARIOS = (
     BACKGROUND,
     COMPACTION,
     AGENTS,
+    ROLLING_UPGRADE,
     *CANCELS,
 )

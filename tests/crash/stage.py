@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.crash.launch import FOLDER
 from tests.crash.plugin import Folder, Plan, Point
 from tests.crash.scenario import House, Run, Scenario
 from tests.instruments import invariants
+from tests.instruments.builds import RELEASE, build
 from tests.instruments.fleet import CELERY, WORKER, Fleet, fleet_of, wait_until
 from tests.instruments.processes import Child, Children
 
@@ -59,6 +60,7 @@ class Stage:
             MAILBOX_URL=mailbox_url,
             **dict(house.settings),
         )
+        self._builds = _next_release(folder / "next", fleet, house.next_release)
         hands = (*CELERY[1:], "hands.app", "worker", "-Q", "hands.default", "-c", str(house.slots), *WORKER)
         brain = (*CELERY[1:], "brain.app", "worker", "-Q", "brain.default", "-c", "2", *WORKER)
         self._commands = {"relay": ("outbox.app",), "brain": brain, "hands": hands}
@@ -184,10 +186,21 @@ class Stage:
     def _start(self, role: str) -> Child:
         name = ("-n", f"{role}-{next(self._numbers)}@{os.getpid()}") if role != "relay" else ()
         command = (*LAUNCH, role, *self._commands[role], *name)
-        return self._children.start(*command, name=role, environment=self.fleet.environment)
+        folder = self._builds.get(role)
+        return self._children.start(*command, name=role, environment=self.fleet.environment, folder=folder)
 
     def close(self) -> None:
         self._log.close()
+
+
+def _next_release(folder: Path, fleet: Fleet, roles: Sequence[str]) -> dict[str, Path]:
+    """The folder of each role that runs the next release, whose schema is there before anything runs."""
+    if not roles:
+        return {}
+    newer = build(folder, RELEASE)
+    migrating = (sys.executable, "-m", "shared.cli.main", "migrate")
+    subprocess.run(migrating, cwd=newer, env=fleet.environment, stdout=subprocess.DEVNULL, check=True)
+    return dict.fromkeys(roles, newer)
 
 
 @contextmanager

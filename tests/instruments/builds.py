@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.model.event import LOG_FORMAT
+from shared.store import migrate
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("brain", "hands", "outbox", "shared", "deploy", "tests/sample")
+PACKAGES = ("brain", "hands", "outbox", "shared", "deploy", "tests/sample", "tests/crash", "tests/instruments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,42 @@ class Edit:
     file: str
     old: str | None
     new: str
+
+
+NEXT_FORMAT = LOG_FORMAT + 1
+MIGRATION = f'''
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9000"
+down_revision = "{migrate.newest()}"
+
+
+def upgrade():
+    for table in ("sessions", "tasks", "outbox", "workers"):
+        op.add_column(table, sa.Column("mark", sa.Text()), schema="brainhands")
+'''
+REMARK = f"""
+class Remark(Payload):
+    event_type = "remark"
+    log_format = {NEXT_FORMAT}
+    text: str
+
+
+PAYLOADS: dict["""
+WRITE_REMARK = f"""
+    if draft.view.fleet_format() >= {NEXT_FORMAT}:
+        draft.event(Remark(text="prepared"), causes=causes, task=owned)
+    request = ModelRequest(
+"""
+RELEASE = (
+    Edit("shared/store/migrations/versions/9000_next.py", None, MIGRATION),
+    Edit("shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
+    Edit("shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
+    Edit("brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),
+    Edit("brain/generation.py", "\n    request = ModelRequest(\n", WRITE_REMARK),
+)
+"""What the next release changes: a migration, and an event of a new log format once every worker can read it."""
 
 
 def build(folder: Path, edits: Sequence[Edit]) -> Path:

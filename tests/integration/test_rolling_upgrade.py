@@ -15,50 +15,15 @@ from uuid import UUID
 
 import pytest
 
-from shared.model.event import LOG_FORMAT
 from shared.model.submission import Receipt
 from shared.model.task import Outcome, Status, Task
 from shared.store import migrate
 from tests.instruments import invariants
-from tests.instruments.builds import ROOT, Edit, build
+from tests.instruments.builds import NEXT_FORMAT, RELEASE, ROOT, Edit, build
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.runs import count, doubled, finish, missing, start_runs, wait_for_results
 from tests.instruments.sessions import open_gate, query, wait_for_task
-
-NEXT_FORMAT = LOG_FORMAT + 1
-MIGRATION = f'''
-import sqlalchemy as sa
-from alembic import op
-
-revision = "9000"
-down_revision = "{migrate.newest()}"
-
-
-def upgrade():
-    for table in ("sessions", "tasks", "outbox", "workers"):
-        op.add_column(table, sa.Column("mark", sa.Text()), schema="brainhands")
-'''
-REMARK = f"""
-class Remark(Payload):
-    event_type = "remark"
-    log_format = {NEXT_FORMAT}
-    text: str
-
-
-PAYLOADS: dict["""
-WRITE_REMARK = f"""
-    if draft.view.fleet_format() >= {NEXT_FORMAT}:
-        draft.event(Remark(text="prepared"), causes=causes, task=owned)
-    request = ModelRequest(
-"""
-RELEASE = (
-    Edit("shared/store/migrations/versions/9000_next.py", None, MIGRATION),
-    Edit("shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
-    Edit("shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
-    Edit("brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),
-    Edit("brain/generation.py", "\n    request = ModelRequest(\n", WRITE_REMARK),
-)
 
 
 @pytest.fixture(scope="module")
