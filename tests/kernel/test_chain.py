@@ -10,7 +10,9 @@ from uuid import UUID
 
 import pytest
 
+from shared.errors import BadInput
 from shared.kernel import chain
+from shared.kernel.verify import read_head
 from shared.model.event import Event, UserMessage
 from shared.model.ids import ConversationId, SessionId, WorkerId
 from shared.model.session import Session
@@ -146,3 +148,10 @@ def test_a_payload_that_the_store_could_not_hold_is_cleaned_before_it_is_hashed(
     assert "\x00" not in event.payload_text
     assert "a\ufffdb \ufffd" in event.payload_text
     assert is_whole([event])
+
+
+@pytest.mark.promise("I3")
+@pytest.mark.parametrize("text", ["", "3", "0:", "-1:", "0:" + "00" * 32, "three:" + "00" * 32, "3:" + "0g" * 32])
+def test_what_is_no_head_of_a_log_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="no head"):
+        read_head(text)
