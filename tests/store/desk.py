@@ -40,13 +40,13 @@ class Desk:
         self.replies: deque[Reply] = deque()
         self.summaries: deque[Reply] = deque()
         self.asked: list[Request] = []
-        self._workers = [self.brain(**agent), self._hands()]
+        self._workers = [self.brain(**agent), echo_hands(stage)]
 
     def brain(self, **fields: Any) -> Worker:
         agent = Agent(name="desk", version=1, model=MODEL, instructions="Help.", tools=["echo"], **fields)
         agents = {("desk", 1): agent}
         kinds = (generation_kind(agents), compaction_kind(agents), intake_kind())
-        return self._worker("brain", kinds, Offer(name="agent:desk", low=1, high=1))
+        return worker_of(self.stage, "brain", kinds, Offer(name="agent:desk", low=1, high=1))
 
     def change_agent(self, **fields: Any) -> None:
         """Put another Brain in place of the one there is."""
@@ -109,32 +109,36 @@ class Desk:
     def payloads(self, session: UUID, *types: str) -> list[dict[str, Any]]:
         return [json.loads(each.payload_text) for each in self.stage.client.events(session) if each.type in types]
 
-    def _hands(self) -> Worker:
-        workers.publish(self.stage.database, [echo_tool.spec()])
-        kind = tool_kind(echo_tool)
-        return self._worker("hands", (kind,), Offer(name=kind.name, low=kind.version, high=kind.version))
 
-    def _worker(self, role: str, kinds: tuple[Kind, ...], offer: Offer) -> Worker:
-        info = WorkerInfo(
-            id=new_worker_id(),
-            role=role,
-            pool=f"{role}.default",
-            host="here",
-            pid=1,
-            parent_pid=1,
-            slots=1,
-            environment="test",
-            offers=(offer,),
-        )
-        return Worker(
-            info,
-            registry(kinds, (offer,)),
-            database_url=self.stage.database_url,
-            redis_url=NO_REDIS,
-            lease_seconds=30,
-            restart_limit=3,
-            ends_process=False,
-        )
+def echo_hands(stage: Stage) -> Worker:
+    """A Hands that has the tool `echo`, and says so in the store."""
+    workers.publish(stage.database, [echo_tool.spec()])
+    kind = tool_kind(echo_tool)
+    return worker_of(stage, "hands", (kind,), Offer(name=kind.name, low=kind.version, high=kind.version))
+
+
+def worker_of(stage: Stage, role: str, kinds: tuple[Kind, ...], offer: Offer) -> Worker:
+    """A worker in this process that runs real kinds on the stage's store; only a test hints it."""
+    info = WorkerInfo(
+        id=new_worker_id(),
+        role=role,
+        pool=f"{role}.default",
+        host="here",
+        pid=1,
+        parent_pid=1,
+        slots=1,
+        environment="test",
+        offers=(offer,),
+    )
+    return Worker(
+        info,
+        registry(kinds, (offer,)),
+        database_url=stage.database_url,
+        redis_url=NO_REDIS,
+        lease_seconds=30,
+        restart_limit=3,
+        ends_process=False,
+    )
 
 
 def echoes(text: str, id: str | None = None, **reply: Any) -> Reply:

@@ -13,17 +13,14 @@ import pytest
 from brain.agent import Agent
 from brain.generation import generation_kind, intake_kind
 from deploy.demo import model_server
-from hands.calls import tool_kind
-from shared.engine.definition import Kind, registry
 from shared.engine.worker import Worker
-from shared.model.ids import SessionId, new_worker_id
-from shared.model.worker import Offer, WorkerInfo
+from shared.model.ids import SessionId
+from shared.model.worker import Offer
 from shared.runtime.settings import settings
-from shared.store import workers
 from tests.sample.agents import echo
-from tests.sample.tools import echo as echo_tool
+from tests.store.desk import echo_hands, worker_of
 from tests.store.filled import lengthen
-from tests.store.stage import NO_REDIS, Stage
+from tests.store.stage import Stage
 
 TURNS = 2000
 
@@ -37,7 +34,7 @@ def test_a_turn_after_two_thousand_others_costs_what_the_second_one_cost(
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         monkeypatch.setenv("OPENAI_BASE_URL", f"{model.url}/v1")
         settings.cache_clear()
-        fleet = [_brain(stage, echo), _hands(stage)]
+        fleet = [_brain(stage, echo), echo_hands(stage)]
         first = stage.client.submit(agent="echo", input="echo one")
         _play(stage, fleet)
         lengthen(stage.database_url, first.session_id, TURNS)
@@ -96,33 +93,4 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 def _brain(stage: Stage, agent: Agent) -> Worker:
     kinds = (generation_kind({(agent.name, agent.version): agent}), intake_kind())
-    return _worker(stage, "brain", kinds, Offer(name=f"agent:{agent.name}", low=1, high=1))
-
-
-def _hands(stage: Stage) -> Worker:
-    workers.publish(stage.database, [echo_tool.spec()])
-    kind = tool_kind(echo_tool)
-    return _worker(stage, "hands", (kind,), Offer(name=kind.name, low=kind.version, high=kind.version))
-
-
-def _worker(stage: Stage, role: str, kinds: tuple[Kind, ...], offer: Offer) -> Worker:
-    info = WorkerInfo(
-        id=new_worker_id(),
-        role=role,
-        pool=f"{role}.default",
-        host="here",
-        pid=1,
-        parent_pid=1,
-        slots=1,
-        environment="test",
-        offers=(offer,),
-    )
-    return Worker(
-        info,
-        registry(kinds, (offer,)),
-        database_url=stage.database_url,
-        redis_url=NO_REDIS,
-        lease_seconds=30,
-        restart_limit=3,
-        ends_process=False,
-    )
+    return worker_of(stage, "brain", kinds, Offer(name=f"agent:{agent.name}", low=1, high=1))
