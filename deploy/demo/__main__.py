@@ -29,7 +29,6 @@ import psutil
 from deploy.demo import mailbox, model_server
 from deploy.demo.model_scripts import BODY, CUSTOMERS
 from deploy.demo.show import Mail, Story, print_mails, print_timeline
-from shared.cli import timeline
 from shared.client import Client
 from shared.model.ids import SessionId
 from shared.model.submission import Submission
@@ -45,8 +44,7 @@ STOP_SECONDS = 60
 def main() -> int:
     """Run the demo and return its exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    out = timeline.console()
-    story = Story(out)
+    story = Story()
     with ExitStack() as running:
         folder = running.enter_context(_folder())
         box = running.enter_context(mailbox.start(folder / "mailbox", mailbox.Switches(hold_reply=HELD_MAIL)))
@@ -66,8 +64,8 @@ def main() -> int:
         done = client.wait(receipt.submission_id, timeout=PATIENCE_SECONDS)
         follower.join(PATIENCE_SECONDS)
         mails = _mails(box.url)
-        print_timeline(out, client.events(receipt.session_id))
-        print_mails(out, mails)
+        print_timeline(client.events(receipt.session_id))
+        print_mails(mails)
         problems = list(_problems(mails, done))
         for problem in problems:
             story.tell("demo", problem, "bold red")

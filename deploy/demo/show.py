@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from shared.cli import timeline
+from shared.cli.terminal import escaped, say, styled
 from shared.model.event import Event
 
 Mail = dict[str, Any]
@@ -20,16 +19,12 @@ Mail = dict[str, Any]
 class Story:
     """Tells, line by line, what happens; lines may come from several threads."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self) -> None:
         self._began = time.monotonic()
 
     def tell(self, who: str, what: str, style: str = "") -> None:
         """One line: seconds since the start, who acts, and what happened."""
-        line = Text(f"{time.monotonic() - self._began:6.1f}s  ", style="dim")
-        line.append(f"{who:<8} ", style="bold")
-        line.append(what, style=style)
-        self._out.print(line)
+        say(styled((f"{time.monotonic() - self._began:6.1f}s  ", "dim"), (f"{who:<8} ", "bold"), (what, style)))
 
     def tell_event(self, event: Event) -> None:
         """A committed event, if it moves the story on."""
@@ -64,17 +59,19 @@ def _told(type: str, payload: dict[str, Any]) -> tuple[str, str, str] | None:
             return None
 
 
-def print_mails(out: Console, mails: Sequence[Mail]) -> None:
+def print_mails(mails: Sequence[Mail]) -> None:
     """The mailbox, in the order in which it accepted."""
     table = Table("#", "to", "accepted", "operation", title="the mailbox", title_justify="left", title_style="bold")
     for number, mail in enumerate(mails, start=1):
         accepted = time.strftime("%H:%M:%S", time.localtime(mail["accepted_at"]))
-        table.add_row(str(number), mail["to"], accepted, mail["operation_id"])
-    out.print(table)
+        table.add_row(str(number), escaped(mail["to"]), accepted, mail["operation_id"])
+    say(table)
 
 
-def print_timeline(out: Console, events: Sequence[Event]) -> None:
+def print_timeline(events: Sequence[Event]) -> None:
     """Every event of the session with the events that caused it."""
-    out.print(Text("\nthe session: number, time since the start, time since its latest cause, event, causes", "bold"))
-    for line in timeline.lines(events, out.width):
-        out.print(line)
+    title = "the session: number, time since the start, time since its latest cause, event, causes"
+    say()
+    say(styled((title, "bold")))
+    for line in timeline.lines(events):
+        say(line)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
-from shared.cli.timeline import one_line
+from shared.cli.door import open_client, who
+from shared.cli.terminal import one_line, say, say_json
 from shared.engine.answering import AnswerReceipt
 from shared.model import wire
 from shared.model.approval import Answer
@@ -25,11 +24,11 @@ def approvals(json: AsJson = False) -> None:
     with open_client() as client:
         found = client.approvals()
     if json:
-        print_json([wire.approval(each) for each in found])
+        say_json([wire.approval(each) for each in found])
         return
     for each in found:
-        print(f"{each.id}  {each.question}  {each.tool}@{each.version}  until {each.answer_by:%Y-%m-%d %H:%M:%S} UTC")
-        print(f"    {one_line(canonical(each.arguments), 90)}\n    {one_line(each.about, 90)}")
+        say(f"{each.id}  {each.question}  {each.tool}@{each.version}  until {each.answer_by:%Y-%m-%d %H:%M:%S} UTC")
+        say(f"    {one_line(canonical(each.arguments), 90)}\n    {one_line(each.about, 90)}")
 
 
 def approve(
@@ -67,11 +66,11 @@ def settle(
 ) -> None:
     """Say what became of a call that the model was already told is unknown."""
     with open_client() as client:
-        receipt = client.settle(task, answer, result=parse(result), comment=comment, who=getpass.getuser())
+        receipt = client.settle(task, answer, result=parse(result), comment=comment, who=who())
     if receipt is not None:
         _print(receipt, json)
         return
-    print("it was settled before")
+    say("it was settled before")
     raise typer.Exit(1)
 
 
@@ -79,9 +78,7 @@ def _answer(
     question: str, answer: Answer | str, arguments: Json, result: Json, comment: str | None, json: bool
 ) -> None:
     with open_client() as client:
-        receipt = client.answer(
-            question, answer, arguments=arguments, result=result, comment=comment, who=getpass.getuser()
-        )
+        receipt = client.answer(question, answer, arguments=arguments, result=result, comment=comment, who=who())
     _print(receipt, json)
     if not receipt.accepted:
         raise typer.Exit(1)
@@ -89,6 +86,6 @@ def _answer(
 
 def _print(receipt: AnswerReceipt, json: bool) -> None:
     if json:
-        print_json({"accepted": receipt.accepted, "approval": wire.approval(receipt.approval)})
+        say_json({"accepted": receipt.accepted, "approval": wire.approval(receipt.approval)})
         return
-    print(f"{'answered' if receipt.accepted else 'not accepted, it stands at'} {receipt.approval.answer}")
+    say(f"{'answered' if receipt.accepted else 'not accepted, it stands at'} {receipt.approval.answer}")

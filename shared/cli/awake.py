@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
 from shared.model import wire
 
 
@@ -19,10 +20,10 @@ def awake(
     with open_client() as client:
         receipt = client.awake(session, request_id)
     if json:
-        print_json(wire.awake_receipt(receipt))
+        say_json(wire.awake_receipt(receipt))
         return
     for each in receipt.moved:
         was = "" if each.was is None else f", was {each.was}"
-        print(f"{each.done.replace('_', ' ')}  task {each.task}{was}")
+        say(f"{each.done.replace('_', ' ')}  task {each.task}{was}")
     if not receipt.moved:
-        print("nothing had to be moved")
+        say("nothing had to be moved")

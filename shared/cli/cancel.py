@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
 from shared.model import wire
 
 
@@ -21,7 +22,7 @@ def cancel(
     with open_client() as client:
         done = client.cancel(submission=submission, session=session, task=task, reason=reason)
     if json:
-        print_json(wire.cancellation(done))
+        say_json(wire.cancellation(done))
         return
     how = f" ({done.outcome})" if done.outcome is not None else ""
-    print(f"{done.state.replace('_', ' ')}{how}, session {done.session_id}")
+    say(f"{done.state.replace('_', ' ')}{how}, session {done.session_id}")

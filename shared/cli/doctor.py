@@ -12,8 +12,8 @@ import typer
 from sqlalchemy.engine import make_url
 
 from shared.bus import bell
-from shared.cli.door import print_json
 from shared.cli.submit import AsJson
+from shared.cli.terminal import say, say_json
 from shared.errors import BrainhandsError, ServerUnavailable
 from shared.runtime.servers import OLDEST_POSTGRES, OLDEST_REDIS
 from shared.runtime.settings import addresses
@@ -40,12 +40,12 @@ def doctor(json: AsJson = False) -> None:
     """Look for what is wrong: servers, schema, workers, and tasks that nothing will move."""
     report = examine()
     if json:
-        print_json({"ok": not report.findings, "findings": [asdict(finding) for finding in report.findings]})
+        say_json({"ok": not report.findings, "findings": [asdict(finding) for finding in report.findings]})
     elif not report.findings:
-        print("ok: nothing is wrong")
+        say("ok: nothing is wrong")
     else:
         for finding in report.findings:
-            print(f"{finding.check}: {finding.subject}: {finding.problem}\n  {finding.next_step}")
+            say(f"{finding.check}: {finding.subject}: {finding.problem}\n  {finding.next_step}")
     raise typer.Exit(report.exit_code)
 
 

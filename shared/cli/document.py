@@ -7,14 +7,13 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
 from shared.cli.submit import AsJson
-from shared.cli.timeline import console, one_line
+from shared.cli.terminal import one_line, say, say_json, width
 from shared.client import Client
 from shared.errors import BadInput
 from shared.model import wire
 from shared.model.document import RESERVED, DocumentVersion
-from shared.model.json import Json
 
 
 def document(
@@ -38,36 +37,29 @@ def document(
         else:
             found = client.document(session, name, version=version, at=at)
             if json:
-                print_json(wire.document(found))
+                say_json(wire.document(found))
             else:
-                print(_shown(found.value))
-
-
-def _shown(value: Json) -> str:
-    """A value on several lines, in which nothing reaches the terminal as a command."""
-    text = dumps(value, ensure_ascii=False, indent=2)
-    return "".join(each if each.isprintable() or each == "\n" else dumps(each)[1:-1] for each in text)
+                say(dumps(found.value, ensure_ascii=False, indent=2))
 
 
 def _list(client: Client, session: str, at: int | None, json: bool) -> None:
     """The documents that were written; the views, which every session has, by name only."""
     found = client.documents(session, at=at)
     if json:
-        print_json([wire.document(each) for each in found])
+        say_json([wire.document(each) for each in found])
         return
     for each in found:
         size = f"{len(dumps(each.value, ensure_ascii=False)):>9,} characters"
-        print(f"{one_line(each.name, 40):<40} version {each.version:<6} event {each.seq:<8} {size}")
+        say(f"{one_line(each.name, 40):<40} version {each.version:<6} event {each.seq:<8} {size}")
     if at is None:
-        print(f"views: {', '.join(sorted(RESERVED))}")
+        say(f"views: {', '.join(sorted(RESERVED))}")
 
 
 def _print_history(versions: list[DocumentVersion], json: bool) -> None:
     if json:
-        print_json([wire.document_version(each) for each in versions])
+        say_json([wire.document_version(each) for each in versions])
         return
-    out = console()
     for each in versions:
         when = "" if each.at is None else each.at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         head = f"{each.version:>5}  event {each.seq:<7} {when:<19}  "
-        print(head + one_line(dumps(each.change, ensure_ascii=False), max(20, out.width - len(head))))
+        say(head + one_line(dumps(each.change, ensure_ascii=False), max(20, width() - len(head))))

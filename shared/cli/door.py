@@ -1,13 +1,13 @@
-"""How the commands get at the store: addresses, a schema that fits, and JSON for scripts."""
+"""How the commands get at the store: addresses, a schema that fits, and who asks."""
 
 from __future__ import annotations
 
-import json
+import getpass
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shared.client import Client
-from shared.model.json import Json
 from shared.runtime.settings import Addresses, addresses
 from shared.store import migrate
 
@@ -29,6 +29,9 @@ def open_client() -> Iterator[Client]:
         client.close()
 
 
-def print_json(value: Json) -> None:
-    """One JSON value on one line, at once readable by who follows the output."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+def who() -> str:
+    """The person at this command line, for the log: the account's name, or its number where it has no name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"uid {os.getuid()}"

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
 from shared.cli.submit import AsJson
+from shared.cli.terminal import say, say_json
 
 
 def due(
@@ -19,10 +20,10 @@ def due(
         found = client.next_wake(pool)
     if json:
         at = None if found.at is None else found.at.isoformat(timespec="microseconds")
-        print_json({"pool": pool, "ready": found.ready, "at": at})
+        say_json({"pool": pool, "ready": found.ready, "at": at})
     elif found.ready:
-        print("work is ready")
+        say("work is ready")
     elif found.at is not None:
-        print(f"nothing before {found.at.astimezone():%Y-%m-%d %H:%M:%S}")
+        say(f"nothing before {found.at.astimezone():%Y-%m-%d %H:%M:%S}")
     else:
-        print("nothing is foreseen")
+        say("nothing is foreseen")

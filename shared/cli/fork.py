@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
 from shared.model import wire
 
 
@@ -20,8 +21,8 @@ def fork(
     with open_client() as client:
         receipt = client.fork(session, at, request_id)
     if json:
-        print_json(wire.fork_receipt(receipt))
+        say_json(wire.fork_receipt(receipt))
         return
-    print(f"session   {receipt.session_id}\nforked    from {receipt.forked_from} at event {receipt.at}")
+    say(f"session   {receipt.session_id}\nforked    from {receipt.forked_from} at event {receipt.at}")
     if receipt.head is not None:
-        print(f"head      {receipt.head}")
+        say(f"head      {receipt.head}")

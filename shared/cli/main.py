@@ -18,6 +18,7 @@ from shared.cli.redact import erase, redact
 from shared.cli.show import sessions, show
 from shared.cli.signal import signal
 from shared.cli.submit import submit, watch
+from shared.cli.terminal import escaped, prepare, say
 from shared.cli.up import up
 from shared.cli.verify import verify
 from shared.errors import BrainhandsError, ServerUnavailable
@@ -63,6 +64,7 @@ for command in (
 
 def app() -> None:
     """Run the command line and exit: 0 done, 1 a failed outcome or a finding, 2 bad input, 3 a server or the schema."""
+    prepare()
     try:
         commands()
     except BrainhandsError as error:
@@ -74,7 +76,7 @@ def app() -> None:
 def _fail(error: BrainhandsError) -> None:
     for line in (f"error: {error}", error.next_step):
         if line:
-            print(" ".join(line.split()), file=sys.stderr)
+            say(escaped(" ".join(line.split())), error=True)
     sys.exit(error.exit_code)
 
 

@@ -20,6 +20,7 @@ import typer
 
 from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
 from shared.cli.door import current_addresses
+from shared.cli.terminal import say
 from shared.errors import BadInput
 from shared.runtime.modules import is_path
 from shared.runtime.settings import Addresses, addresses, settings
@@ -71,11 +72,11 @@ def migrate() -> None:
     """Bring the database schema to what this code needs."""
     done = schema.upgrade(addresses().database_url)
     if done.after != schema.newest():
-        print(f"schema {done.after}: newer than this code, which works with it; nothing to do")
+        say(f"schema {done.after}: newer than this code, which works with it; nothing to do")
     elif done.before == done.after:
-        print(f"schema {done.after}: nothing to do")
+        say(f"schema {done.after}: nothing to do")
     else:
-        print(f"schema {done.after}: migrated from {done.before or 'nothing'}")
+        say(f"schema {done.after}: migrated from {done.before or 'nothing'}")
 
 
 def require_agents(names: str) -> None:

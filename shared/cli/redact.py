@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client, who
+from shared.cli.terminal import say, say_json
 from shared.errors import BadInput
 from shared.model import wire
 
@@ -24,16 +24,16 @@ def redact(
 ) -> None:
     """Take the content of events out of the store, for good; the log stays verifiable and says so."""
     with open_client() as client:
-        done = client.redact(session, seqs, reason=reason, who=getpass.getuser())
+        done = client.redact(session, seqs, reason=reason, who=who())
     if json:
-        print_json(wire.redaction(done))
+        say_json(wire.redaction(done))
         return
     if not done.redacted:
-        print("nothing to do: their content was gone before")
+        say("nothing to do: their content was gone before")
         return
-    print(f"redacted  {_list(done.redacted)}\nhead      {done.head}")
+    say(f"redacted  {_list(done.redacted)}\nhead      {done.head}")
     if done.repeated_in:
-        print(f"parts of it are also in {_list(done.repeated_in)}; redact these too if they must go")
+        say(f"parts of it are also in {_list(done.repeated_in)}; redact these too if they must go")
 
 
 def erase(
@@ -46,11 +46,11 @@ def erase(
     if not yes:
         raise BadInput(f"this takes all content of session {session} out of the store, for good", "add --yes to do it")
     with open_client() as client:
-        done = client.erase(session, reason=reason, who=getpass.getuser())
+        done = client.erase(session, reason=reason, who=who())
     if json:
-        print_json(wire.erasure(done))
+        say_json(wire.erasure(done))
         return
-    print(f"erased  {done.erased_at:%Y-%m-%d %H:%M:%S} UTC\nhead    {done.head}")
+    say(f"erased  {done.erased_at:%Y-%m-%d %H:%M:%S} UTC\nhead    {done.head}")
 
 
 def _list(seqs: tuple[int, ...]) -> str:

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from shared.cli import timeline
-from shared.cli.door import current_addresses, open_client, print_json
+from shared.cli.door import current_addresses, open_client
 from shared.cli.submit import AsJson
-from shared.cli.timeline import one_line, span
+from shared.cli.terminal import escaped, one_line, say, say_json, styled, width
+from shared.cli.timeline import span
 from shared.model import wire
 from shared.model.event import Event
 from shared.model.ids import TaskId
@@ -43,12 +43,12 @@ def sessions(json: AsJson = False) -> None:
     finally:
         database.close()
     if json:
-        print_json([_session_json(row) for row in found])
+        say_json([_session_json(row) for row in found])
         return
     for row in found:
         state = f"{row['open_tasks']} open" if row["open_tasks"] else "erased" if row["erased_at"] else "idle"
         name = one_line(str(row["agent"]), 24)
-        print(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {_moment(row['created_at'])}")
+        say(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {_moment(row['created_at'])}")
 
 
 def show(
@@ -59,9 +59,9 @@ def show(
     with open_client() as client:
         view, events = client.session(session), client.events(session)
     if json:
-        print_json(_view_json(view, events))
+        say_json(_view_json(view, events))
     else:
-        _print_view(view, events, timeline.console())
+        _print_view(view, events)
 
 
 def _session_json(row: Row) -> dict[str, object]:
@@ -85,48 +85,46 @@ def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
     }
 
 
-def _print_view(view: SessionView, events: list[Event], out: Console) -> None:
+def _print_view(view: SessionView, events: list[Event]) -> None:
     head, lasted = view.session, span(view.session.last_at - view.session.created_at)
-    out.print(Text(f"session {head.id}", style="bold"))
-    out.print(f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events, {_use(head)}")
+    say(styled((f"session {head.id}", "bold")))
+    say(f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events, {_use(head)}")
     if head.erased_at is not None:
-        out.print(Text(f"erased {_moment(head.erased_at)}", style="magenta"))
+        say(styled((f"erased {_moment(head.erased_at)}", "magenta")))
     if head.forked_from is not None:
-        out.print(f"forked from session {head.forked_from} at event {head.forked_at}")
-    _title(out, "conversations")
+        say(f"forked from session {head.forked_from} at event {head.forked_at}")
+    _title("conversations")
     for each in view.conversations:
         version = "" if each.agent_version is None else f"@{each.agent_version}"
         owner = "" if each.owner_id is None else f"  of task {_short(each.owner_id)}"
-        out.print(f"  {each.id}  {each.agent}{version}{owner}")
-    _title(out, "submissions")
+        say(f"  {each.id}  {escaped(each.agent)}{version}{owner}")
+    _title("submissions")
     for submission in view.submissions:
-        _print_submission(submission, out)
-    _title(out, "tasks")
+        _print_submission(submission)
+    _title("tasks")
     for depth, task in _tree(view.tasks):
-        out.print(_task_line(task, depth, out.width))
+        say(_task_line(task, depth))
         if task.blocked is not None:
-            out.print(Text(f"    blocked: {one_line(task.blocked, len(task.blocked))}", style="yellow"))
-    _title(out, "timeline (time since the start, time since the latest cause)")
-    for line in timeline.lines(events, out.width):
-        out.print(line)
+            say(styled((f"    blocked: {task.blocked}", "yellow")))
+    _title("timeline (time since the start, time since the latest cause)")
+    for line in timeline.lines(events):
+        say(line)
 
 
-def _title(out: Console, title: str) -> None:
-    out.print(Text(f"\n{title}", style="bold"))
+def _title(title: str) -> None:
+    say()
+    say(styled((title, "bold")))
 
 
-def _print_submission(value: Submission, out: Console) -> None:
-    state = Text(f"  {value.id}  ")
-    state.append(str(value.outcome or value.status), style=OUTCOME_STYLES.get(value.outcome or Outcome.SUCCEEDED, ""))
-    if value.done_at is not None:
-        state.append(f" in {span(value.done_at - value.created_at)}")
-    state.append(f", {_use(value)}")
-    state.append(f"  request {one_line(value.request_id, out.width - state.cell_len - 10)}", style="dim")
-    out.print(state)
-    out.print(f"    < {one_line(value.input, out.width - 6)}")
+def _print_submission(value: Submission) -> None:
+    style = OUTCOME_STYLES.get(value.outcome or Outcome.SUCCEEDED, "")
+    took = "" if value.done_at is None else f" in {span(value.done_at - value.created_at)}"
+    state = styled(f"  {value.id}  ", (str(value.outcome or value.status), style), f"{took}, {_use(value)}")
+    say(state + styled((f"  request {one_line(value.request_id, width() - len(state) - 10)}", "dim")))
+    say(f"    < {one_line(value.input, width() - 6)}")
     told = value.error if value.error is not None else value.output
     if told is not None:
-        out.print(f"    > {one_line(str(told), out.width - 6)}")
+        say(f"    > {one_line(str(told), width() - 6)}")
 
 
 def _use(value: Session | Submission) -> str:
@@ -149,15 +147,15 @@ def _tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:
     return below(None, 0)
 
 
-def _task_line(task: Task, depth: int, width: int) -> Text:
+def _task_line(task: Task, depth: int) -> Text:
     state = task.outcome or task.status
     name = "  " * min(depth, 8) + one_line(task.kind, 26 - 2 * min(depth, 8))
-    line = Text(f"  {_short(task.id)}  {name:<26} ")
-    line.append(f"{state:<12}", style=OUTCOME_STYLES.get(task.outcome, "") if task.outcome else "cyan")
-    line.append(f" {task.phase:<10}")
-    line.append(f" {task.phase_attempts} tried" if task.is_open and task.phase_attempts else "")
+    tried = f" {task.phase_attempts} tried" if task.is_open and task.phase_attempts else ""
+    style = OUTCOME_STYLES.get(task.outcome, "") if task.outcome else "cyan"
+    line = styled(f"  {_short(task.id)}  {name:<26} ", (f"{state:<12}", style), f" {task.phase:<10}{tried}")
     why = task.error or (f"wakes {_moment(task.wake_at)}" if task.wake_at else "")
-    line.append("  " + one_line(why, max(10, width - line.cell_len - 2)) if why else "", style="yellow")
+    if why:
+        line += styled(("  " + one_line(why, max(10, width() - len(line) - 2)), "yellow"))
     line.rstrip()
     return line
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
 from shared.model import wire
 from shared.model.json import parse
 
@@ -23,6 +24,6 @@ def signal(
     with open_client() as client:
         receipt = client.signal(session, name, parse(payload), key=key, request_id=request_id)
     if json:
-        print_json(wire.signal_receipt(receipt))
+        say_json(wire.signal_receipt(receipt))
         return
-    print(f"{'taken' if receipt.taken else 'stored'}  signal {receipt.signal_id}")
+    say(f"{'taken' if receipt.taken else 'stored'}  signal {receipt.signal_id}")

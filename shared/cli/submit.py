@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
-from shared.cli.timeline import console, lines, span
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
+from shared.cli.timeline import lines, span
 from shared.client import Client
 from shared.model import wire
 from shared.model.event import Event
@@ -78,29 +79,28 @@ def _until_done(client: Client, receipt: Receipt, after: int) -> Iterator[Event]
 def _print_events(events: Iterator[Event], json: bool) -> None:
     if json:
         for event in events:
-            print_json(wire.event(event))
+            say_json(wire.event(event))
         return
-    out = console()
-    for line in lines(events, out.width):
-        out.print(line)
+    for line in lines(events):
+        say(line)
 
 
 def _print_receipt(receipt: Receipt, json: bool) -> None:
     if json:
-        print_json(wire.receipt(receipt))
+        say_json(wire.receipt(receipt))
         return
-    print(f"{receipt.status}  submission {receipt.submission_id}\nsession   {receipt.session_id}")
+    say(f"{receipt.status}  submission {receipt.submission_id}\nsession   {receipt.session_id}")
     if receipt.head is not None:
-        print(f"head      {receipt.head}")
-    print(f"follow it with `brainhands watch {receipt.session_id}`")
+        say(f"head      {receipt.head}")
+    say(f"follow it with `brainhands watch {receipt.session_id}`")
 
 
 def _print_submission(done: Submission, json: bool) -> None:
     if json:
-        print_json(wire.submission(done))
+        say_json(wire.submission(done))
         return
     assert done.done_at is not None
-    print(f"\n{done.outcome} in {span(done.done_at - done.created_at)}, session {done.session_id}")
+    say(f"\n{done.outcome} in {span(done.done_at - done.created_at)}, session {done.session_id}")
     told = done.error if done.error is not None else done.output
     if told is not None:
-        print(told)
+        say(told)

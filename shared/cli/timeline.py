@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from shared.cli.terminal import one_line, styled, width
 from shared.model import wire
 from shared.model.event import REDACTED, Event, RedactedPayload, UnknownPayload, read_payload
 from shared.model.json import Json
-
-WIDTH = 100
-"""Columns where the output is no terminal."""
 
 TYPE_WIDTH = 24
 
@@ -40,13 +36,7 @@ STYLES = {
 }
 
 
-def console() -> Console:
-    """Standard output; what is printed is never taken for markup."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns
-    return Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
+def lines(events: Iterable[Event]) -> Iterator[Text]:
     """A line for each event as it comes: seq, time since the first one, time since its latest cause, and the rest."""
     times: dict[int, datetime] = {}
     for event in events:
@@ -56,12 +46,9 @@ def lines(events: Iterable[Event], width: int) -> Iterator[Text]:
         took = "" if cause is None else span(event.at - times[cause])
         head = f"{event.seq:>5} {'+' + span(since):>10} {took:>8}  "
         causes = f"  <- {','.join(map(str, event.causes))}" if event.causes else ""
-        room = max(10, width - len(head) - TYPE_WIDTH - 1 - len(causes))
-        line = Text(head, style="dim")
-        line.append(f"{event.type:<{TYPE_WIDTH}} ", style=STYLES.get(event.type, ""))
-        line.append(one_line(_told(event), room))
-        line.append(causes, style="dim")
-        yield line
+        room = max(10, width() - len(head) - TYPE_WIDTH - 1 - len(causes))
+        named = (f"{event.type:<{TYPE_WIDTH}} ", STYLES.get(event.type, ""))
+        yield styled((head, "dim"), named, one_line(_told(event), room), (causes, "dim"))
 
 
 def _told(event: Event) -> str:
@@ -132,13 +119,6 @@ def summary(type: str, payload: dict[str, Any]) -> str:
         case _:
             told = ("kind", "phase", "next_phase", "reason", "error", "retry_seconds")
             return " ".join(str(payload[name]) for name in told if payload.get(name) is not None)
-
-
-def one_line(text: str, room: int) -> str:
-    """Text as it can be shown in one line of `room` characters: nothing in it reaches the terminal as a command."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    shown = " ".join(shown.split())
-    return shown if len(shown) <= room else shown[: room - 1] + "…"
 
 
 def span(time: timedelta) -> str:

@@ -36,6 +36,7 @@ from shared.cli.parts import (
     require_agents,
     require_modules,
 )
+from shared.cli.terminal import say, styled
 from shared.errors import ServerUnavailable
 from shared.runtime.servers import GUARD, start_servers
 from shared.runtime.settings import Addresses, settings, sqlalchemy_url
@@ -232,7 +233,7 @@ def _copy(name: str, output: IO[bytes]) -> None:
 
 def _say(name: str, line: str) -> None:
     """One line of the merged log; colours only where a terminal shows them."""
-    typer.echo(f"{typer.style(f'{name:<6} |', fg=COLOURS[name])} {line}")
+    say(styled((f"{name:<6} |", COLOURS[name]), f" {line}"))
 
 
 def _ending(status: int) -> str:

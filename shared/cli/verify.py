@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, print_json
+from shared.cli.door import open_client
+from shared.cli.terminal import say, say_json
 from shared.errors import BadInput
 
 
@@ -25,10 +26,10 @@ def verify(
     found = [(each, flaw) for each, flaw in flaws if flaw is not None]
     if json:
         listed = [{"session": str(each), "seq": flaw.seq, "problem": flaw.problem} for each, flaw in found]
-        print_json({"ok": not found, "checked": len(flaws), "flaws": listed})
+        say_json({"ok": not found, "checked": len(flaws), "flaws": listed})
     else:
         for each, flaw in found:
-            print(f"session {each}, event {flaw.seq}: {flaw.problem}")
-        print(f"{len(flaws) - len(found)} of {len(flaws)} logs are as they were written")
+            say(f"session {each}, event {flaw.seq}: {flaw.problem}")
+        say(f"{len(flaws) - len(found)} of {len(flaws)} logs are as they were written")
     if found:
         raise typer.Exit(1)

@@ -553,13 +553,14 @@ def test_a_cancel_that_outlives_a_slow_create_reaches_the_provider(stage: BrainS
     assert [each["cancels"] for each in stage.at_provider(receipt)] == [1]
 
 
-def test_people_are_shown_what_happens_at_the_provider(stage: BrainStage) -> None:
+def test_people_are_shown_what_happens_at_the_provider(stage: BrainStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     receipt = stage.begin(fault="stuck")
     (response,) = stage.at_provider(receipt)
     stage.client.cancel(submission=receipt.submission_id)
     stage.work(receipt)
 
-    shown = "\n".join(line.plain for line in timeline.lines(stage.client.events(receipt.session_id), 200))
+    shown = "\n".join(line.plain for line in timeline.lines(stage.client.events(receipt.session_id)))
 
     assert f"{response['id']} is queued at the provider" in shown
     assert f"{response['id']}: cancelled" in shown

@@ -146,7 +146,10 @@ def test_an_agent_goes_on_with_the_sessions_that_it_says_where_their_own_version
 
 @pytest.mark.promise("H8")
 @pytest.mark.parametrize("shown", [("deferred", 1, {"until": "noon"}), ("user_message", 9, {"words": ["hello"]})])
-def test_an_event_that_is_not_known_here_is_shown_as_it_is_stored(shown: tuple[str, int, dict[str, Any]]) -> None:
+def test_an_event_that_is_not_known_here_is_shown_as_it_is_stored(
+    shown: tuple[str, int, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     type, version, payload = shown
     event = Event(
         session_id=SessionId(UUID(int=1)),
@@ -170,7 +173,7 @@ def test_an_event_that_is_not_known_here_is_shown_as_it_is_stored(shown: tuple[s
         hash=b"",
     )
 
-    (line,) = timeline.lines([event], width=200)
+    (line,) = timeline.lines([event])
 
     assert type in line.plain
     assert f"version {version}, not known here" in line.plain
