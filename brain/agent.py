@@ -30,9 +30,9 @@ class Agent(BaseModel):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
     version: int = Field(ge=1)
-    continues: int | None = Field(None, ge=1)
+    continues: int | None = Field(default=None, ge=1)
     """The oldest version whose sessions this one goes on with, where that version is gone; None: its own only."""
-    model: str | None = Field(None, min_length=1)
+    model: str | None = Field(default=None, min_length=1)
     """None takes the model of BRAINHANDS_MODEL."""
     instructions: str
     tools: list[str] = Field(default_factory=list)
@@ -43,27 +43,27 @@ class Agent(BaseModel):
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
     background: bool = False
     """The provider works while nobody waits for it (the Responses API's background mode), and is asked now and then."""
-    request_seconds: float = Field(600.0, gt=0, allow_inf_nan=False)
+    request_seconds: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """How long one model call may take in all, also in the background."""
-    retries: int = Field(8, ge=0)
+    retries: int = Field(default=8, ge=0)
     """How often one request is sent again."""
-    description: str | None = Field(None, min_length=1)
+    description: str | None = Field(default=None, min_length=1)
     """What other agents are told of it. An agent that has one can be named in their `tools`, and called like a tool."""
     fail_fast: bool = False
     """Whether the first call of a reply that fails cancels the others, before the model is asked again."""
-    rounds: int = Field(50, ge=1)
+    rounds: int = Field(default=50, ge=1)
     """Model calls for one input."""
-    session_tokens: int | None = Field(None, ge=1)
+    session_tokens: int | None = Field(default=None, ge=1)
     """Tokens, in and out, that all model calls of one session may use; then no further request is made."""
-    submission_tokens: int | None = Field(None, ge=1)
+    submission_tokens: int | None = Field(default=None, ge=1)
     """The same for all work on one input."""
     prices: Prices | None = None
     """What the model costs; without them no cost is recorded."""
-    session_cost: Usd | None = Field(None, gt=0)
+    session_cost: Usd | None = Field(default=None, gt=0)
     """USD that all model calls of one session may cost; then no further request is made."""
-    submission_cost: Usd | None = Field(None, gt=0)
+    submission_cost: Usd | None = Field(default=None, gt=0)
     """The same for all work on one input."""
-    context_tokens: int | None = Field(None, ge=1)
+    context_tokens: int | None = Field(default=None, ge=1)
     """Tokens that a request may have; a longer context is compacted before the model is asked. State somewhat less than
     the model's window, which must hold the reply too. None leaves it to the provider to refuse what is too long."""
 

@@ -3,6 +3,7 @@
 from hands.context import ToolContext
 from hands.flow import Flow, FlowState, phase
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
+from hands.policy import Rule
 from hands.tool import tool
 from shared.model.approval import Ask
 from shared.model.document import Document
@@ -18,6 +19,7 @@ __all__ = [
     "Next",
     "NotFound",
     "Retry",
+    "Rule",
     "Sleep",
     "ToolContext",
     "ToolError",

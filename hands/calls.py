@@ -26,7 +26,8 @@ from uuid import UUID
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.policy import Decision
-from hands.tool import BadArguments, Tool
+from hands.tool import AnyTool as Tool
+from hands.tool import BadArguments
 from shared.engine import answering, approvals, endings
 from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft

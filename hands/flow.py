@@ -19,6 +19,7 @@ from hands.outcomes import result_adapter, stored_result
 from hands.tool import (
     DEFAULT_POOL,
     OUTPUT_LIMIT_BYTES,
+    AnyTool,
     Arguments,
     Tool,
     arguments_of,
@@ -230,7 +231,7 @@ class Flow:
             raise BadDefinition(f"document {document.kind} is a view of rows", "read it, and change what it shows")
         self._updates.append(Update(document=document, change=change))
 
-    def spawn(self, child: Tool | type[Flow] | str, arguments: Mapping[str, Any]) -> TaskId:
+    def spawn(self, child: AnyTool | type[Flow] | str, arguments: Mapping[str, Any]) -> TaskId:
         """Records a child, made when the step commits: a tool, a flow, or a published `name` or `name@version`.
 
         Raises BadArguments; those of a child given by name are judged where it runs.
@@ -340,7 +341,7 @@ def _inputs(phase: Phase, owner: str) -> tuple[dict[str, inspect.Parameter], dic
     return parameters, hints
 
 
-def _spawn(child: Tool | type[Flow] | str, arguments: dict[str, Any]) -> Spawn:
+def _spawn(child: AnyTool | type[Flow] | str, arguments: dict[str, Any]) -> Spawn:
     if isinstance(child, str):
         name, _, version = child.partition("@")
         if version and not version.isdecimal():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hands.flow import Flow
-from hands.tool import Tool
+from hands.tool import AnyTool, Tool
 from shared.errors import BadDefinition
 from shared.model.tool import Replay
 from shared.runtime.modules import import_modules
@@ -16,7 +16,7 @@ from shared.runtime.modules import import_modules
 class Loaded:
     """Tools and flows in the order found, each object once; names and versions do not clash."""
 
-    tools: tuple[Tool, ...]
+    tools: tuple[AnyTool, ...]
     flows: tuple[type[Flow], ...]
 
 
@@ -39,7 +39,7 @@ def _is_named_flow(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Flow) and "definition" in vars(value)
 
 
-def _check_clashes(tools: tuple[Tool, ...], flows: tuple[type[Flow], ...]) -> None:
+def _check_clashes(tools: tuple[AnyTool, ...], flows: tuple[type[Flow], ...]) -> None:
     offers = [(tool.kind, tool.name, tool.version, tool.function.__module__) for tool in tools]
     offers += [(d.kind, d.name, d.version, flow.__module__) for flow in flows for d in (flow.definition,)]
     seen: dict[tuple[str, int], str] = {}

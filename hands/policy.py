@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from shared.errors import BadDefinition
 from shared.model.approval import Ask
@@ -13,8 +13,8 @@ RULES = ("allow", "ask", "deny")
 """From the mildest to the strictest."""
 
 
-Rule: TypeAlias = "str | Ask"
-Policy: TypeAlias = "Rule | Callable[[Any], Rule]"
+Rule: TypeAlias = Literal["allow", "ask", "deny"] | Ask
+Policy: TypeAlias = Rule | Callable[[Any], Rule]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

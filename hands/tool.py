@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, get_type_hints, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
@@ -36,7 +36,11 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
 _POOL = re.compile(r"hands\.[a-z0-9_-]+")
 
 
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 LookUpFunction: TypeAlias = Callable[[ToolContext], Any]
+ReplayName: TypeAlias = Replay | Literal["unsafe", "safe", "reconcile"]
+WhoIsTold: TypeAlias = Literal["model", "review"]
 
 
 class BadArguments(BadInput):
@@ -89,10 +93,10 @@ class LookUp:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tool:
-    """A tool as defined; calling it calls the plain function."""
+class Tool(Generic[Parameters, Returned]):
+    """A tool as defined; calling it calls the plain function, with its signature."""
 
-    function: Callable[..., Any]
+    function: Callable[Parameters, Returned]
     name: str
     version: int
     accepts: int
@@ -106,7 +110,7 @@ class Tool:
     settle: float
     """Seconds after an attempt's deadline in which its effect may still appear."""
     operation: Callable[[Any], str] | None
-    unknown: str
+    unknown: WhoIsTold
     """Who is told of an effect that stays unknown: the `model`, or a person by a `review`."""
     policy: Policy
     pool: str
@@ -128,7 +132,7 @@ class Tool:
         """JSON schema of the arguments object."""
         return self.arguments.schema
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
         return self.function(*arguments, **named)
 
     def spec(self) -> ToolSpec:
@@ -171,7 +175,8 @@ class Tool:
         Raises what the function raises, and BadArguments before it is entered if the arguments no longer fit.
         """
         named = self.arguments.by_name(arguments)
-        return run_to_end(self.function(context, **named) if self.takes_context else self.function(**named))
+        function: Callable[..., object] = self.function
+        return run_to_end(function(context, **named) if self.takes_context else function(**named))
 
     def find_effect(self, context: ToolContext) -> object | NotFound | Unknown:
         """Asks the look-up about the context's operation; anything but the two markers is the call's result."""
@@ -210,17 +215,20 @@ class Tool:
         return register
 
 
+AnyTool: TypeAlias = Tool[..., Any]
+
+
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(function: Callable[Parameters, Returned], /) -> Tool[Parameters, Returned]: ...
 @overload
 def tool(
     *,
-    replay: str = "unsafe",
+    replay: ReplayName = "unsafe",
     timeout: float = 60.0,
     retries: int = 3,
     settle: float = 0.0,
     operation: Callable[[Any], str] | None = None,
-    unknown: str = "model",
+    unknown: WhoIsTold = "model",
     policy: Policy = "allow",
     version: int = 1,
     accepts: int | None = None,
@@ -228,17 +236,17 @@ def tool(
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
     concurrency: int | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+) -> Callable[[Callable[Parameters, Returned]], Tool[Parameters, Returned]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
     /,
     *,
-    replay: str = "unsafe",
+    replay: ReplayName = "unsafe",
     timeout: float = 60.0,
     retries: int = 3,
     settle: float = 0.0,
     operation: Callable[[Any], str] | None = None,
-    unknown: str = "model",
+    unknown: WhoIsTold = "model",
     policy: Policy = "allow",
     version: int = 1,
     accepts: int | None = None,
@@ -246,7 +254,7 @@ def tool(
     name: str | None = None,
     output_limit: int = OUTPUT_LIMIT_BYTES,
     concurrency: int | None = None,
-) -> Tool | Callable[[Callable[..., Any]], Tool]:
+) -> AnyTool | Callable[[Callable[..., Any]], AnyTool]:
     """Makes a typed function, sync or async, a tool.
 
     `replay` says what may be done when it is unknown whether a call took effect: nothing (unsafe), run it again (safe),
@@ -258,7 +266,7 @@ def tool(
     runs as they are, for when the older versions leave the modules. Raises BadDefinition.
     """
 
-    def define(function: Callable[..., Any]) -> Tool:
+    def define(function: Callable[..., Any]) -> AnyTool:
         called = name if name is not None else getattr(function, "__name__", repr(function))
         check_identity(called, version, pool)
         oldest = version if accepts is None else _at_least("accepts", accepts, 1, called)

@@ -37,7 +37,7 @@ from shared.errors import (
     UnknownTask,
 )
 from shared.kernel.verify import Flaw, check, read_head, said_to_be_gone
-from shared.model.approval import Answer, Approval
+from shared.model.approval import Answer, AnswerName, Approval, SettledName
 from shared.model.awake import AwakeReceipt
 from shared.model.document import RESERVED, DocumentVersion, StoredDocument
 from shared.model.event import Event
@@ -56,8 +56,8 @@ from shared.model.json import Json, clean, clean_text, digest
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Session
 from shared.model.signal import SignalReceipt
-from shared.model.submission import Cancellation, Mode, Receipt, Submission, SubmissionStatus
-from shared.model.task import Priority, Task
+from shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
+from shared.model.task import Priority, PriorityName, Task
 from shared.runtime.settings import addresses, settings
 from shared.store import derived, documents, lineage, reads, wake
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
@@ -110,8 +110,8 @@ class Client:
         input: str,
         request_id: str | None = None,
         session: SessionId | UUID | str | None = None,
-        mode: Mode | str = Mode.FOLLOW_UP,
-        priority: str = "interactive",
+        mode: ModeName = Mode.FOLLOW_UP,
+        priority: PriorityName = "interactive",
         connection: CallerConnection | None = None,
     ) -> Receipt:
         """Accept an input durably and return its receipt; it starts a new session unless one is named.
@@ -290,7 +290,7 @@ class Client:
     def answer(
         self,
         approval: ApprovalId | UUID | str,
-        answer: Answer | str,
+        answer: AnswerName,
         *,
         arguments: Json = None,
         result: Json = None,
@@ -320,7 +320,7 @@ class Client:
     def settle(
         self,
         task: TaskId | UUID | str,
-        answer: Answer | str,
+        answer: SettledName,
         *,
         result: Json = None,
         comment: str | None = None,
@@ -430,8 +430,8 @@ class Client:
         input: str,
         request_id: str | None,
         session_id: SessionId | None,
-        mode: Mode | str,
-        priority: str,
+        mode: ModeName,
+        priority: PriorityName,
     ) -> Submission:
         text = _input(input)
         mode = _mode(mode)
@@ -552,7 +552,7 @@ def _input(value: str) -> str:
     return clean_text(value)
 
 
-def _answer(value: Answer | str) -> Answer:
+def _answer(value: str) -> Answer:
     try:
         return Answer(value)
     except ValueError:
@@ -591,7 +591,7 @@ def _pool(value: str) -> str:
     return value
 
 
-def _mode(value: Mode | str) -> Mode:
+def _mode(value: str) -> Mode:
     try:
         return Mode(value)
     except ValueError:

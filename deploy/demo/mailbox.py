@@ -31,11 +31,15 @@ RECEIPT_FIELDS = ("mail_id", "operation_id", "to", "accepted_at")
 
 
 class Switches(BaseModel, frozen=True, extra="forbid"):
-    accept_delay: float = Field(0.0, ge=0, description="seconds between being asked for a mail and accepting it")
-    reply_delay: float = Field(0.0, ge=0, description="seconds between accepting a mail and saying so")
-    hold_reply: int = Field(0, ge=0, description="number of the accepted mail that is never answered for; 0 for none")
-    dedup: bool = Field(True, description="one operation id is accepted once")
-    lookup: bool = Field(True, description="an operation can be asked for")
+    accept_delay: float = Field(
+        default=0.0, ge=0, description="seconds between being asked for a mail and accepting it"
+    )
+    reply_delay: float = Field(default=0.0, ge=0, description="seconds between accepting a mail and saying so")
+    hold_reply: int = Field(
+        default=0, ge=0, description="number of the accepted mail that is never answered for; 0 for none"
+    )
+    dedup: bool = Field(default=True, description="one operation id is accepted once")
+    lookup: bool = Field(default=True, description="an operation can be asked for")
 
 
 class AskedMail(BaseModel, frozen=True, extra="forbid"):

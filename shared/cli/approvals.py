@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,7 +10,7 @@ from shared.cli.door import open_client, who
 from shared.cli.terminal import one_line, say, say_json
 from shared.engine.answering import AnswerReceipt
 from shared.model import wire
-from shared.model.approval import Answer
+from shared.model.approval import Answer, AnswerName
 from shared.model.json import Json, canonical, parse
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
@@ -48,7 +48,9 @@ def deny(question: Question, comment: Comment = None, json: AsJson = False) -> N
 
 def review(
     question: Question,
-    answer: Annotated[str, typer.Argument(help="happened, did_not_happen or unknown.")],
+    answer: Annotated[
+        Literal["happened", "did_not_happen", "unknown"], typer.Argument(help="What became of it.", metavar="ANSWER")
+    ],
     result: Result = "null",
     comment: Comment = None,
     json: AsJson = False,
@@ -59,7 +61,9 @@ def review(
 
 def settle(
     task: Annotated[str, typer.Argument(help="The call that ended as unknown.")],
-    answer: Annotated[str, typer.Argument(help="happened or did_not_happen.")],
+    answer: Annotated[
+        Literal["happened", "did_not_happen"], typer.Argument(help="What became of it.", metavar="ANSWER")
+    ],
     result: Result = "null",
     comment: Comment = None,
     json: AsJson = False,
@@ -74,9 +78,7 @@ def settle(
     raise typer.Exit(1)
 
 
-def _answer(
-    question: str, answer: Answer | str, arguments: Json, result: Json, comment: str | None, json: bool
-) -> None:
+def _answer(question: str, answer: AnswerName, arguments: Json, result: Json, comment: str | None, json: bool) -> None:
     with open_client() as client:
         receipt = client.answer(question, answer, arguments=arguments, result=result, comment=comment, who=who())
     _print(receipt, json)

@@ -24,7 +24,7 @@ def submit(
     text: Annotated[str, typer.Argument(help="The input.")],
     session: Annotated[str | None, typer.Option(help="The session to go on with; else a new one.")] = None,
     request_id: Annotated[str | None, typer.Option(help="The same id and input is accepted once.")] = None,
-    mode: Annotated[str, typer.Option(help="When input for a busy session joins it.")] = Mode.FOLLOW_UP,
+    mode: Annotated[Mode, typer.Option(help="When input for a busy session joins it.")] = Mode.FOLLOW_UP,
     batch: Annotated[bool, typer.Option("--batch", help="Let interactive work go first.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show what happens until it is done.")] = False,
     json: AsJson = False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from shared.errors import BadDefinition
 from shared.model.ids import ApprovalId, SessionId, TaskId
@@ -32,6 +33,11 @@ class Answer(StrEnum):
     CANCELLED = "cancelled"
     """The call ended before anybody answered."""
 
+
+AnswerName: TypeAlias = Answer | Literal["approved", "denied", "happened", "did_not_happen", "unknown"]
+"""An answer as callers may write it."""
+SettledName: TypeAlias = Answer | Literal["happened", "did_not_happen"]
+"""What can be found out later of a call of unknown outcome."""
 
 ANSWERS = {
     Question.APPROVAL: frozenset({Answer.APPROVED, Answer.DENIED}),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId
 from shared.model.json import Json
@@ -25,6 +26,10 @@ class Mode(StrEnum):
     """After the work that is under way."""
     STEER = "steer"
     """At the next safe boundary of that work: before its next model request, never between a call and its result."""
+
+
+ModeName: TypeAlias = Mode | Literal["follow_up", "steer"]
+"""A mode as callers may write it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId, WorkerId
 from shared.model.json import Json
@@ -34,6 +34,10 @@ class Priority(IntEnum):
     INTERACTIVE = 0
     """Somebody waits for it."""
     BATCH = 1
+
+
+PriorityName: TypeAlias = Literal["interactive", "batch"]
+"""A priority as callers write it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,75 +29,79 @@ class Settings(BaseSettings):
     )
 
     database_url: str | None = Field(
-        None,
+        default=None,
         alias="DATABASE_URL",
         repr=False,
         description="Postgres 14 or newer, as `postgresql://user:password@host:port/database`. "
         "Not set: the embedded server.",
     )
     redis_url: str | None = Field(
-        None,
+        default=None,
         alias="REDIS_URL",
         repr=False,
         description="Redis or Valkey 6.2 or newer, a database number used by nothing else. "
         "Not set: the embedded server.",
     )
     openai_api_key: SecretStr | None = Field(
-        None, alias="OPENAI_API_KEY", description="Key for the model provider; needed by Brain workers only."
+        default=None, alias="OPENAI_API_KEY", description="Key for the model provider; needed by Brain workers only."
     )
     openai_base_url: str | None = Field(
-        None, alias="OPENAI_BASE_URL", description="Address of an OpenAI-compatible API other than the provider's own."
+        default=None,
+        alias="OPENAI_BASE_URL",
+        description="Address of an OpenAI-compatible API other than the provider's own.",
     )
     model: str = Field(
-        "gpt-5.6-luna", alias="BRAINHANDS_MODEL", min_length=1, description="Model of agents that name none."
+        default="gpt-5.6-luna", alias="BRAINHANDS_MODEL", min_length=1, description="Model of agents that name none."
     )
     home: Path = Field(
-        Path(".brainhands"),
+        default=Path(".brainhands"),
         alias="BRAINHANDS_HOME",
         description="Folder of the embedded servers' data and of generated passwords.",
     )
     servers: ServerChoice = Field(
-        "auto",
+        default="auto",
         alias="BRAINHANDS_SERVERS",
         description="Programs for the embedded servers: `system` (installed on this machine), `wheel` (installed with "
         "this package), or `auto` (the first, else the second).",
     )
     lease_seconds: float = Field(
-        30.0,
+        default=30.0,
         alias="BRAINHANDS_LEASE_SECONDS",
         gt=0,
         allow_inf_nan=False,
         description="How long a worker may be silent before its task goes to another one.",
     )
     restart_limit: int = Field(
-        3,
+        default=3,
         alias="BRAINHANDS_RESTART_LIMIT",
         ge=1,
         description="How many crashes in one phase end a task as failed.",
     )
     tenant_concurrency: int | None = Field(
-        None,
+        default=None,
         alias="BRAINHANDS_TENANT_CONCURRENCY",
         ge=1,
         description="How many tasks of one tenant run at a time, over all workers: the same for each of them. "
         "Not set: as many as there is room for.",
     )
     agents: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
+        default=(),
         alias="BRAINHANDS_AGENTS",
         description="Where the agents are that a Brain worker offers: dotted modules, YAML files and folders of these, "
         "separated by commas.",
     )
     tools: Annotated[tuple[str, ...], NoDecode] = Field(
-        (),
+        default=(),
         alias="BRAINHANDS_TOOLS",
         description="Modules whose tools and flows a Hands worker offers: dotted names, separated by commas.",
     )
     log_format: Literal["text", "json"] = Field(
-        "text", alias="BRAINHANDS_LOG", description="Form of a log line: `text` for people, `json` for machines."
+        default="text",
+        alias="BRAINHANDS_LOG",
+        description="Form of a log line: `text` for people, `json` for machines.",
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", alias="BRAINHANDS_LOG_LEVEL", description="Least severe level that is logged."
+        default="INFO", alias="BRAINHANDS_LOG_LEVEL", description="Least severe level that is logged."
     )
 
     @field_validator("database_url")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.client import Client
+from shared.model.approval import AnswerName
 from shared.model.event import Event
 from shared.model.submission import Receipt
 from shared.model.task import Status, Task
@@ -72,7 +73,7 @@ class Door:
             f"{kind} {status}",
         )
 
-    def answer(self, receipt: Receipt, answer: str, **more: Any) -> None:
+    def answer(self, receipt: Receipt, answer: AnswerName, **more: Any) -> None:
         """Answer the session's first question; the second time it is a late answer, which changes nothing."""
         asked = json.loads(self.wait_for_event(receipt, "human_approval_requested").payload_text)
         self.client.answer(asked["approval"], answer, **more)

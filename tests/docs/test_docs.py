@@ -27,10 +27,10 @@ from shared.model.ids import new_session_id, new_task_id
 from shared.model.tool import Replay
 from shared.runtime.settings import settings_table
 from tests.docs.lifecycle import diagram
+from tests.first_hour.pages import ROOT, blocks, write_blocks
 from tests.instruments.fleet import Fleet
 from tests.promises_plugin import promises
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("tests/**/*.md")])
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
@@ -41,24 +41,6 @@ HOSTS = ("127.0.0.1", "localhost", "host", "example.com", "keepachangelog.com", 
 HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|dev|eu|io|net|org)\b")
 PLACES = re.compile(r"(?<![\w.:/$-])/(?:data|home|mnt|opt|private|root|srv|tmp|usr|var|work|Users)\b|\b[A-Z]:\\")
 UNKEPT = re.compile(r"^Not kept or not proved yet:.*?(?=\n\n)", re.MULTILINE | re.DOTALL)
-PAYMENTS = """
-class Refused(Exception): ...
-class NotReachable(Exception): ...
-def find(operation_id): return {"refund": operation_id} if operation_id.endswith("paid") else None
-"""
-
-
-def blocks(document: Path, language: str) -> Iterator[str]:
-    """The fenced blocks of a document in one language."""
-    for block in re.finditer(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL):
-        yield block[1]
-
-
-def write_python_blocks(folder: Path) -> None:
-    """The README's Python, each block in the file that its first line names."""
-    for block in blocks(README, "python"):
-        name = block.splitlines()[0].removeprefix("# ")
-        (folder / name).write_text(block)
 
 
 def asking_for(operation_id: str) -> ToolContext:
@@ -169,7 +151,7 @@ def test_the_readme_names_each_promise_that_has_no_test() -> None:
 
 @pytest.mark.promise("A7", "F1", "K4")
 def test_the_example_of_the_readme_runs(fleet: Fleet, tmp_path: Path) -> None:
-    write_python_blocks(tmp_path)
+    write_blocks(tmp_path)
 
     def answer(request: Request) -> Reply:
         said = request["messages"][-1]
@@ -206,8 +188,7 @@ def test_the_example_of_the_readme_runs(fleet: Fleet, tmp_path: Path) -> None:
 def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_python_blocks(tmp_path)
-    (tmp_path / "payments.py").write_text(PAYMENTS)
+    write_blocks(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for module in ("payments", "refund_tools"):
@@ -223,7 +204,7 @@ def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
 
 @pytest.mark.promise("B10")
 def test_the_document_of_the_readme_reads_its_older_form(tmp_path: Path) -> None:
-    write_python_blocks(tmp_path)
+    write_blocks(tmp_path)
 
     order = runpy.run_path(str(tmp_path / "order_documents.py"))["Order"]
 
@@ -240,7 +221,7 @@ def test_the_document_of_the_readme_reads_its_older_form(tmp_path: Path) -> None
 
 
 def test_the_agent_with_limits_of_the_readme_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_python_blocks(tmp_path)
+    write_blocks(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
@@ -253,7 +234,7 @@ def test_the_agent_with_limits_of_the_readme_can_be_loaded(tmp_path: Path, monke
 def test_the_policy_of_the_readme_lets_run_asks_and_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cents: int, rule: str
 ) -> None:
-    write_python_blocks(tmp_path)
+    write_blocks(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "payout_tools", raising=False)

@@ -139,7 +139,7 @@ class Theatre:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        kinds = (*map(tool_kind, TOOLS), flow_kind(GoldenSteps))
+        kinds = (*(tool_kind(each) for each in TOOLS), flow_kind(GoldenSteps))
         specs = (*(each.spec() for each in TOOLS), GoldenSteps.definition.spec(), *agent_specs([helper]))
         workers.publish(stage.database, specs)
         agents = {(agent.name, agent.version): agent for agent in (golden, careful, patient, helper)}

@@ -150,7 +150,7 @@ def test_the_first_answer_stands_and_bad_answers_are_told(shared_fleet: Fleet) -
     with pytest.raises(BadInput):
         shared_fleet.client.answer(asked.id, "happened")
     with pytest.raises(BadInput):
-        shared_fleet.client.answer(asked.id, "perhaps")
+        shared_fleet.client.answer(asked.id, "perhaps")  # type: ignore[arg-type]
     with pytest.raises(UnknownApproval):
         shared_fleet.client.answer(new_approval_id(), "approved")
 

@@ -1,5 +1,7 @@
 """Agents for tests: the model server's directives decide what they do."""
 
+from decimal import Decimal
+
 from brain import Agent, Prices
 
 echo = Agent(name="echo", version=1, instructions="Echo what you are told.", tools=["echo"])
@@ -84,7 +86,7 @@ small = Agent(
     model="window-4000",
     instructions="Do as you are told.",
     tools=["echo"],
-    prices=Prices(input="0.5", output="2"),
+    prices=Prices(input=Decimal("0.5"), output=Decimal("2")),
     request_seconds=20,
 )
 foreseeing = Agent(
@@ -101,8 +103,8 @@ billed = Agent(
     version=1,
     instructions="Do as you are told, cheaply.",
     tools=["echo"],
-    prices=Prices(input="0.15", cached_input="0.075", output="0.6"),
-    session_cost="0.001",
+    prices=Prices(input=Decimal("0.15"), cached_input=Decimal("0.075"), output=Decimal("0.6")),
+    session_cost=Decimal("0.001"),
     submission_tokens=1000,
     request_seconds=20,
 )

@@ -17,6 +17,7 @@ import psycopg
 from pydantic import BaseModel, Field
 
 from hands import NotFound, Retry, ToolContext, ToolError, Unknown, tool
+from shared.model.tool import Replay
 from shared.runtime.settings import libpq_url
 from tests.sample.tools import act, effects
 
@@ -223,7 +224,7 @@ async def order(items: list[Item], express: bool = False) -> dict[str, object]:
     return {"quantities": {item.sku: item.quantity for item in items}, "express": express}
 
 
-@tool(timeout=5, replay=os.environ.get("SAMPLE_TURNING", "safe"), pool="hands.turning")
+@tool(timeout=5, replay=Replay(os.environ.get("SAMPLE_TURNING", "safe")), pool="hands.turning")
 def turning(name: str) -> str:
     """Act, and never come back; its author changes the mind on whether it may be repeated."""
     act(f"turning {name}")

@@ -17,6 +17,7 @@ from hands import (
     Next,
     NotFound,
     Retry,
+    Rule,
     ToolContext,
     ToolError,
     Unknown,
@@ -179,7 +180,7 @@ class Payment(Flow, name="payment", version=1):
         return Done(self.signal)
 
 
-def _pay_rule(arguments: Any) -> str | Ask:
+def _pay_rule(arguments: Any) -> Rule:
     """Small amounts run, large ones are refused, the rest is asked about."""
     if arguments.amount < 10:
         return "allow"

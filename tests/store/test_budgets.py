@@ -19,7 +19,7 @@ from tests.instruments import invariants
 from tests.store.desk import Desk, desk_of, echoes
 from tests.store.stage import Gone, Stage
 
-PRICES = Prices(input="0.5", cached_input="0.1", output="2")
+PRICES = Prices(input=Decimal("0.5"), cached_input=Decimal("0.1"), output=Decimal("2"))
 COUNTED = {"prompt_tokens": 90, "completion_tokens": 20}
 COST = Decimal("0.000085")
 """Of one call with so many tokens."""
@@ -119,7 +119,7 @@ def test_a_request_is_charged_by_the_prices_it_was_pinned_with(desks: Desks) -> 
     desk.says(Reply(fault=Fault.RATE_LIMIT), Reply(text="1", usage=COUNTED))
     receipt = desk.submit("one")
     desk.advance(desk.task(receipt.session_id, "generation"))
-    desk.change_agent(prices=Prices(input=1000, output=1000))
+    desk.change_agent(prices=Prices(input=Decimal(1000), output=Decimal(1000)))
     desk.play()
 
     assert desk.stage.client.submission(receipt.submission_id).output == "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,15 +17,17 @@ from shared.model.prices import dollars
 
 @pytest.mark.promise("E13")
 def test_cached_input_has_its_own_price_and_nothing_is_rounded() -> None:
-    prices = Prices(input="0.15", cached_input="0.075", output="0.6")
+    prices = Prices(input=Decimal("0.15"), cached_input=Decimal("0.075"), output=Decimal("0.6"))
 
     assert prices.cost(tokens_in=3, tokens_cached=1, tokens_out=1) == Decimal("0.000000975")
-    assert Prices(input="0.15", output="0.6").cost(tokens_in=3, tokens_cached=1, tokens_out=0) == Decimal("0.00000045")
+    assert Prices(input=Decimal("0.15"), output=Decimal("0.6")).cost(
+        tokens_in=3, tokens_cached=1, tokens_out=0
+    ) == Decimal("0.00000045")
 
 
 @given(calls=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 2**31)), max_size=50))
 def test_the_sum_of_costs_is_the_cost_of_the_sum(calls: list[tuple[int, int]]) -> None:
-    prices = Prices(input=0.1, output=99_999.999999)
+    prices = Prices(input=Decimal("0.1"), output=Decimal("99999.999999"))
     costs = [
         prices.cost(tokens_in=tokens_in, tokens_cached=0, tokens_out=tokens_out) for tokens_in, tokens_out in calls
     ]
@@ -34,7 +37,7 @@ def test_the_sum_of_costs_is_the_cost_of_the_sum(calls: list[tuple[int, int]]) -
 
 
 def test_a_use_is_recorded_with_its_cost_as_decimal_text() -> None:
-    charged = Usage(tokens_in=1, tokens_out=0).charged(Prices(input="0.01", output=0))
+    charged = Usage(tokens_in=1, tokens_out=0).charged(Prices(input=Decimal("0.01"), output=Decimal(0)))
 
     assert charged.model_dump(mode="json")["cost"] == "0.00000001"
     assert Usage.model_validate(charged.model_dump(mode="json")) == charged
@@ -62,6 +65,6 @@ def test_dollars_are_written_in_plain_digits(amount: str, text: str) -> None:
         {"context_tokens": 0},
     ],
 )
-def test_an_agent_with_prices_or_budgets_that_cannot_be_kept_is_refused(fields: dict[str, object]) -> None:
+def test_an_agent_with_prices_or_budgets_that_cannot_be_kept_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadDefinition):
         Agent(name="a", version=1, instructions="", **fields)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, EmailStr, Field
 from hands.context import ToolContext
 from hands.loading import tools_in
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
-from hands.tool import BadArguments, Tool, tool
+from hands.tool import AnyTool, BadArguments, tool
 from shared.errors import BadDefinition
 from shared.model.ids import new_session_id, new_task_id
 from shared.model.json import canonical
@@ -194,8 +194,9 @@ def test_a_running_tool_can_ask_whether_it_should_stop() -> None:
 # Definitions that cannot work
 
 
-def define(function: Callable[..., Any], **options: Any) -> Tool:
-    return tool(**options)(function)
+def define(function: Callable[..., Any], **options: Any) -> AnyTool:
+    made: AnyTool = tool(**options)(function)
+    return made
 
 
 def everything(*anything: str) -> None: ...
