@@ -27,7 +27,7 @@ from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy import text as sqlalchemy_text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.engine import make_url
-from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.pool import Pool, PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from shared.errors import ServerUnavailable, StaleWrite
@@ -53,6 +53,15 @@ TRANSIENT = (
 """Errors after which the whole unit may be tried again with fresh reads: lost connections, lock and statement timeouts,
 deadlocks, serialisation failures, shutdowns (psycopg derives all of these from OperationalError), a transaction that
 was ended while this process stood still, and a server that is a standby for the moment."""
+
+
+SERVER_LEAVES = (
+    psycopg.errors.ReadOnlySqlTransaction,
+    psycopg.errors.AdminShutdown,
+    psycopg.errors.CrashShutdown,
+    psycopg.errors.CannotConnectNow,
+)
+"""Errors that are the server's and not the connection's: it is a standby, or ends (SQLSTATE 25006, 57P01 to 57P03)."""
 
 
 class Statement:
@@ -270,18 +279,29 @@ class Database:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection of the pool; a broken one is not put back."""
+        """A connection of the pool; a broken one is not put back.
+
+        One whose server takes no writes, or is about to end, answers and is of no use: the address may lead to another
+        server by now. It is closed with all others of the pool, so that the next ones are made anew.
+        """
+        engine = self._pool()
+        pool = engine.pool
         try:
-            proxied = self._pool().raw_connection()
+            proxied = engine.raw_connection()
         except TRANSIENT as error:
             next_step = "check DATABASE_URL and that the server runs"
             raise ServerUnavailable("Postgres", _one_line(error), next_step) from error
+        connection = _driver(proxied)
         try:
-            yield _driver(proxied)
-        except BaseException:
-            _discard_if_unfit(proxied)
+            yield connection
+        except SERVER_LEAVES:
+            _renew(engine, pool)
             raise
         finally:
+            if _takes_no_writes(connection):
+                _renew(engine, pool)
+            if engine.pool is not pool or _is_unfit(connection):
+                proxied.invalidate()
             proxied.close()
 
     @contextmanager
@@ -378,11 +398,22 @@ def _driver(proxied: PoolProxiedConnection) -> Connection:
     return connection
 
 
-def _discard_if_unfit(proxied: PoolProxiedConnection) -> None:
-    connection = _driver(proxied)
+def _takes_no_writes(connection: Connection) -> bool:
+    """Whether the server says of itself that it only reads; it tells of a change with its next answer."""
+    if connection.closed:
+        return False
+    return "on" in map(connection.info.parameter_status, ("default_transaction_read_only", "in_hot_standby"))
+
+
+def _renew(engine: Engine, pool: Pool) -> None:
+    """Let go of all connections of a pool, if nobody has done so yet; those in use are closed when they come back."""
+    if engine.pool is pool:
+        engine.dispose()
+
+
+def _is_unfit(connection: Connection) -> bool:
     idle = psycopg.pq.TransactionStatus.IDLE
-    if connection.closed or connection.broken or connection.info.transaction_status != idle:
-        proxied.invalidate()
+    return connection.closed or connection.broken or connection.info.transaction_status != idle
 
 
 def _one_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from sqlalchemy import text
 from shared.runtime.servers import Postgres
 from shared.store.database import TRANSIENT, Database, Statement
 from shared.store.view import CLOCK
+from tests.instruments.failover import failed_over
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import LOOPBACK, Proxy
 from tests.instruments.runs import doubled, finish, missing, start_runs, through, wait_for_results
@@ -86,6 +87,23 @@ def test_a_server_that_only_reads_for_a_while_like_a_standby_is_waited_for(fleet
     set_read_only(fleet, postgres, "RESET default_transaction_read_only")
 
     finish(fleet, runs)
+    assert doubled(fleet.effects()) == missing(fleet.effects(), runs, "note", "reconcile", "safe") == []
+
+
+@pytest.mark.slow
+@pytest.mark.promise("H5", "B6")
+def test_after_a_failover_that_left_the_old_connections_open_every_part_goes_on_with_the_new_primary(
+    fleet: Fleet, postgres: Postgres
+) -> None:
+    start(fleet)
+    runs = start_runs(fleet, 12)
+    wait_for_results(fleet, 3)
+
+    with failed_over(postgres, fleet.database_url):
+        runs["late"] = fleet.submit('{"script": [{"text": "late is done"}]}')
+        finish(fleet, runs)
+
+    del runs["late"]
     assert doubled(fleet.effects()) == missing(fleet.effects(), runs, "note", "reconcile", "safe") == []
 
 

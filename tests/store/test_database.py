@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import psycopg
 import pytest
 from sqlalchemy import text
 
+from shared.runtime.servers import Postgres
 from shared.store.database import TRANSIENT, Database, Statement
+from tests.instruments.failover import failed_over, until_it_only_reads
 from tests.store.stage import Stage
 
 FAILS = Statement(text("SELECT 1 / (random() * 0)::int AS never"))
@@ -89,6 +92,57 @@ def test_a_connection_that_is_lost_in_a_pipeline_is_an_error_to_try_again_after(
         transaction.run(WORKS(), end_myself())
 
     assert database.run(WORKS())[0].rows == [{"seven": 7}]
+
+
+WRITES = Statement(text("UPDATE brainhands.workers SET draining = draining"))
+
+
+@pytest.mark.promise("H5")
+@pytest.mark.parametrize("use", ["a write", "a transaction", "a pipeline", "a read"])
+def test_after_a_failover_one_use_finds_out_that_all_connections_of_a_pool_are_of_no_use(
+    postgres: Postgres, database_url: str, use: str
+) -> None:
+    database = Database(database_url, size=3)
+
+    def try_it() -> None:
+        if use == "a write":
+            database.run(WRITES())
+        elif use == "a transaction":
+            with database.transaction() as transaction:
+                transaction.run(WORKS(), WRITES())
+        elif use == "a pipeline":
+            database.run(WORKS(), WRITES())
+        else:
+            database.run(WORKS())
+
+    with ExitStack() as together:
+        old = [together.enter_context(database.connection()) for _ in range(3)]
+    with failed_over(postgres, database_url):
+        until_it_only_reads(old[0])
+        if use == "a read":
+            try_it()
+        else:
+            with pytest.raises(TRANSIENT):
+                try_it()
+
+        assert all(connection.closed for connection in old)
+        for _ in range(4):
+            database.run(WRITES())
+    database.close()
+
+
+@pytest.mark.promise("H5")
+def test_a_connection_that_was_in_use_during_a_failover_is_not_put_back(postgres: Postgres, database_url: str) -> None:
+    database = Database(database_url, size=2)
+    with database.connection() as old:
+        with database.connection() as other:
+            assert other is not old
+        with failed_over(postgres, database_url):
+            until_it_only_reads(old)
+    assert old.closed
+    assert other.closed
+    database.run(WRITES())
+    database.close()
 
 
 @pytest.mark.hazard("13d")
