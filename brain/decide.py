@@ -2,7 +2,8 @@
 
 | reply | outcome |
 |---|---|
-| refusal, content filter, cut at the length limit, unknown finish reason | `GiveUp`; no call of it runs |
+| refusal, content filter | `GiveUp`; no call of it runs |
+| cut at the length limit, unknown finish reason | the same, with the text so far |
 | neither text nor calls | `AskAgain`, the third time `GiveUp` |
 | text, no calls | `Answer` |
 | calls | `CallTools`, each call planned with a task or with an error that the model can read |
@@ -64,9 +65,10 @@ class AskAgain:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The input fails for this reason."""
+    """The input fails for this reason; `text` is what the model had said until then."""
 
     reason: str
+    text: str | None = None
 
 
 Decision: TypeAlias = Answer | CallTools | AskAgain | GiveUp
@@ -82,7 +84,7 @@ def decide(
     its own gets `{prefix}_{place}`; the prefix must belong to this reply alone.
     """
     if reason := unusable(reply.finish_reason, reply.refusal):
-        return GiveUp(reason)
+        return GiveUp(reason, reply.text or None if _is_cut(reply) else None)
     if reply.calls:
         return CallTools(_plan(reply.calls, offered, used_ids, prefix))
     if reply.text.strip():
@@ -103,6 +105,11 @@ def unusable(finish_reason: str, refusal: str | None) -> str | None:
     if finish_reason not in WHOLE:
         return f"the reply ended for an unknown reason: {finish_reason[:SHOWN_CHARACTERS]}"
     return None
+
+
+def _is_cut(reply: Reply) -> bool:
+    """Whether a useless reply is only the beginning of one, and not a text that should not be shown."""
+    return not reply.refusal and reply.finish_reason != "content_filter"
 
 
 def _plan(

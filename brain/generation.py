@@ -376,9 +376,9 @@ def _store_reply(
         case Answer(text):
             endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
             return Done(text)
-        case GiveUp(reason):
-            endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
-            return Fail(reason)
+        case GiveUp(reason, text):
+            endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], output=text, error=reason)
+            return Fail(reason, text)
         case AskAgain():
             if over := budgets.used_up(draft, agent, task.submission_id):
                 return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=[seq])

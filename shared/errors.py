@@ -86,6 +86,14 @@ class NotStorable(BadInput):
         self.problem = problem
 
 
+class NotJson(NotStorable):
+    """A text that should be JSON and is not."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("", f"not JSON: {problem}")
+        self.next_step = """write JSON; a text stands in quotes of its own, as in '"ready"'"""
+
+
 class RequestConflict(BadInput):
     """The request_id was used before with another input."""
 

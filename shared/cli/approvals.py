@@ -69,8 +69,9 @@ def settle(
     json: AsJson = False,
 ) -> None:
     """Say what became of a call that the model was already told is unknown."""
+    gave = parse(result)
     with open_client() as client:
-        receipt = client.settle(task, answer, result=parse(result), comment=comment, who=who())
+        receipt = client.settle(task, answer, result=gave, comment=comment, who=who())
     if receipt is not None:
         _print(receipt, json)
         return

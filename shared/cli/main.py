@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -26,12 +28,28 @@ from shared.store.database import TRANSIENT
 
 commands = typer.Typer(
     name="brainhands",
-    help="A durable agent runtime: Brain workers think, Hands workers act, every step between them is a committed row.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        say(f"brainhands {version('brainhands')}")
+        raise typer.Exit
+
+
+@commands.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A durable agent runtime: Brain workers think, Hands workers act, every step between them is a committed row."""
+
+
 for command in (
     up,
     brain,

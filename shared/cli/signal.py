@@ -21,8 +21,9 @@ def signal(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
     """Tell a session something, durably, whether or not somebody waits for it yet."""
+    said = parse(payload)
     with open_client() as client:
-        receipt = client.signal(session, name, parse(payload), key=key, request_id=request_id)
+        receipt = client.signal(session, name, said, key=key, request_id=request_id)
     if json:
         say_json(wire.signal_receipt(receipt))
         return

@@ -101,6 +101,6 @@ def _print_submission(done: Submission, json: bool) -> None:
         return
     assert done.done_at is not None
     say(f"\n{done.outcome} in {span(done.done_at - done.created_at)}, session {done.session_id}")
-    told = done.error if done.error is not None else done.output
-    if told is not None:
-        say(told)
+    for told in (done.error, done.output):
+        if told is not None:
+            say(told)

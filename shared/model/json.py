@@ -15,7 +15,7 @@ import math
 import re
 from typing import Any, TypeAlias
 
-from shared.errors import NotStorable
+from shared.errors import NotJson, NotStorable
 
 Json: TypeAlias = Any
 """A JSON value as Python holds it: None, bool, int, float, str, list, dict with str keys."""
@@ -61,7 +61,7 @@ def digest(value: Json) -> str:
 
 
 def parse(text: str) -> Json:
-    """Parse strict JSON text within the limits. Raises NotStorable."""
+    """Parse strict JSON text within the limits. Raises NotStorable, and NotJson where it is none."""
     if len(text) > MAX_BYTES:
         raise NotStorable("", f"{len(text):,} characters are more than the limit of {MAX_BYTES:,}")
     try:
@@ -69,7 +69,7 @@ def parse(text: str) -> Json:
     except RecursionError:
         raise NotStorable("", f"nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
-        raise NotStorable("", f"not JSON: {error}") from None
+        raise NotJson(str(error)) from None
     return clean(value)
 
 

@@ -36,6 +36,7 @@ ModeName: TypeAlias = Mode | Literal["follow_up", "steer"]
 class Submission:
     """One accepted input as stored; `output` is the answer, `error` why there is none.
 
+    Of a reply that was cut, `output` is the text that came, beside the error.
     Tokens and `cost` (USD) are what the model calls of the tasks at work on it used so far.
     """
 

@@ -157,22 +157,23 @@ CALLED = {"calls": [{"name": "note", "arguments": {"text": "must not be written"
 
 @pytest.mark.promise("E12")
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("reply", "reason", "kept"),
     [
-        ({"refusal": "I would rather not."}, "the model refused: I would rather not."),
-        ({"fault": "content_filter", **CALLED}, "the provider's content filter stopped the reply"),
-        ({"fault": "length", **CALLED}, "the reply was cut at the length limit"),
-        ({"finish_reason": "mood", "text": "no"}, "the reply ended for an unknown reason: mood"),
+        ({"refusal": "I would rather not."}, "the model refused: I would rather not.", None),
+        ({"fault": "content_filter", "text": "a", **CALLED}, "the provider's content filter stopped the reply", None),
+        ({"fault": "length", **CALLED}, "the reply was cut at the length limit", None),
+        ({"fault": "length", "text": "First,"}, "the reply was cut at the length limit", "First,"),
+        ({"finish_reason": "mood", "text": "no"}, "the reply ended for an unknown reason: mood", "no"),
     ],
 )
-def test_a_reply_that_cannot_be_acted_on_ends_the_input_with_its_reason_and_runs_nothing(
-    brains: Fleet, reply: dict[str, Any], reason: str
+def test_a_reply_that_cannot_be_acted_on_ends_the_input_with_its_reason_keeps_a_cut_text_and_runs_nothing(
+    brains: Fleet, reply: dict[str, Any], reason: str, kept: str | None
 ) -> None:
     receipt = begin(brains, reply)
 
     done = brains.wait(receipt)
 
-    assert (done.outcome, done.error) == (Outcome.FAILED, reason)
+    assert (done.outcome, done.error, done.output) == (Outcome.FAILED, reason, kept)
     assert "note must not be written" not in brains.effects()
     assert not {"tool_call_start", "tool_call_error"} & set(brains.types(receipt.session_id))
     assert goes_on(brains, receipt)

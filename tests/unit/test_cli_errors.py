@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from shared.cli import main, submit
+
+ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +105,28 @@ def test_ctrl_c_ends_a_command_without_a_word(
     monkeypatch.setattr(submit, "open_client", interrupted)
     assert brainhands(monkeypatch, "watch", "01890a5d-ac96-774b-bcce-b302099a8057") == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("signal", ID, "paid", "--payload", "notjson"),
+        ("approve", ID, "--arguments", "{to: 1}"),
+        ("review", ID, "happened", "--result", ""),
+        ("settle", ID, "happened", "--result", "it's done"),
+    ],
+)
+def test_text_that_is_no_json_is_refused_before_anything_with_how_to_write_it(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert brainhands(monkeypatch, *arguments) == 2
+    problem, next_step = capsys.readouterr().err.splitlines()
+    assert "not JSON" in problem
+    assert """'"ready"'""" in next_step
+
+
+def test_the_version_is_told_without_a_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert brainhands(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"brainhands {metadata.version('brainhands')}\n"
