@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from shared.errors import BadDefinition, NotStorable
+from shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
 from shared.model.json import clean
-from shared.model.prices import Prices, Usd
+from shared.model.prices import MAX_USD, Prices, Usd
 
 TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(@[1-9][0-9]{0,8})?")
 OWN_KEYS = frozenset(
@@ -29,8 +30,8 @@ class Agent(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")
-    version: int = Field(ge=1)
-    continues: int | None = Field(default=None, ge=1)
+    version: int = Field(ge=1, le=MAX_COUNT)
+    continues: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     """The oldest version whose sessions this one goes on with, where that version is gone; None: its own only."""
     model: str | None = Field(default=None, min_length=1)
     """None takes the model of BRAINHANDS_MODEL."""
@@ -43,27 +44,27 @@ class Agent(BaseModel):
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
     background: bool = False
     """The provider works while nobody waits for it (the Responses API's background mode), and is asked now and then."""
-    request_seconds: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    request_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """How long one model call may take in all, also in the background."""
-    retries: int = Field(default=8, ge=0)
+    retries: int = Field(default=8, ge=0, le=MAX_TRIES)
     """How often one request is sent again."""
     description: str | None = Field(default=None, min_length=1)
     """What other agents are told of it. An agent that has one can be named in their `tools`, and called like a tool."""
     fail_fast: bool = False
     """Whether the first call of a reply that fails cancels the others, before the model is asked again."""
-    rounds: int = Field(default=50, ge=1)
+    rounds: int = Field(default=50, ge=1, le=MAX_COUNT)
     """Model calls for one input."""
-    session_tokens: int | None = Field(default=None, ge=1)
+    session_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     """Tokens, in and out, that all model calls of one session may use; then no further request is made."""
-    submission_tokens: int | None = Field(default=None, ge=1)
+    submission_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     """The same for all work on one input."""
     prices: Prices | None = None
     """What the model costs; without them no cost is recorded."""
-    session_cost: Usd | None = Field(default=None, gt=0)
+    session_cost: Usd | None = Field(default=None, gt=0, le=MAX_USD)
     """USD that all model calls of one session may cost; then no further request is made."""
-    submission_cost: Usd | None = Field(default=None, gt=0)
+    submission_cost: Usd | None = Field(default=None, gt=0, le=MAX_USD)
     """The same for all work on one input."""
-    context_tokens: int | None = Field(default=None, ge=1)
+    context_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     """Tokens that a request may have; a longer context is compacted before the model is asked. State somewhat less than
     the model's window, which must hold the reply too. None leaves it to the provider to refuse what is too long."""
 

@@ -24,11 +24,11 @@ from hands.tool import (
     Tool,
     arguments_of,
     check_identity,
-    check_seconds,
     run_to_end,
     signature_of,
 )
 from shared.errors import BadDefinition
+from shared.model.bounds import check_seconds
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
 from shared.model.json import Json, clean, clean_text

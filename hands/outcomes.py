@@ -29,8 +29,14 @@ class Retry(Exception):
 
     def __init__(self, message: str = "", after: float | None = None) -> None:
         super().__init__(message)
-        known = after is not None and math.isfinite(after)
-        self.after = min(max(after or 0.0, 0.0), MAX_RETRY_AFTER_SECONDS) if known else None
+        self.after = _delay(after)
+
+
+def _delay(after: object) -> float | None:
+    """Seconds within bounds, None for what is no number: a wrong delay must not turn a failure into an exception."""
+    if not isinstance(after, int | float) or after != after or abs(after) == math.inf:
+        return None
+    return float(min(max(after, 0), MAX_RETRY_AFTER_SECONDS))
 
 
 class NotFound:

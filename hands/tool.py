@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,11 +22,14 @@ from hands.context import ToolContext
 from hands.outcomes import NotFound, Unknown, result_adapter, stored_result
 from hands.policy import Decision, Policy, check_rule, judge
 from shared.errors import BadDefinition, BadInput, NotStorable
-from shared.model.json import MAX_BYTES, Json, canonical, clean, clean_text, digest
+from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds
+from shared.model.json import Json, canonical, clean, clean_text, digest
 from shared.model.tool import Replay, ToolSpec
 
 DEFAULT_POOL = "hands.default"
 OUTPUT_LIMIT_BYTES = 65_536
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""A result is part of every later request of its session, and is stored with the arguments in one event."""
 MAX_OPERATION_KEY = 200
 MAX_PROBLEMS = 20
 MAX_SHOWN = 200
@@ -269,7 +271,7 @@ def tool(
     def define(function: Callable[..., Any]) -> AnyTool:
         called = name if name is not None else getattr(function, "__name__", repr(function))
         check_identity(called, version, pool)
-        oldest = version if accepts is None else _at_least("accepts", accepts, 1, called)
+        oldest = version if accepts is None else check_count("accepts", accepts, called)
         if oldest > version:
             raise BadDefinition(f"{called}: accepts={oldest} is newer than version {version}", "give an older version")
         signature, hints = signature_of(function, called)
@@ -285,14 +287,14 @@ def tool(
             description=inspect.getdoc(function) or "",
             replay=_replay(replay, called),
             timeout=check_seconds("timeout", timeout, called),
-            retries=_at_least("retries", retries, 0, called),
+            retries=check_count("retries", retries, called, least=0, most=MAX_TRIES),
             settle=check_seconds("settle", settle, called, zero=True),
             operation=operation,
             unknown=unknown,
             policy=policy,
             pool=pool,
-            output_limit=min(_at_least("output_limit", output_limit, 1, called), MAX_BYTES),
-            concurrency=None if concurrency is None else _at_least("concurrency", concurrency, 1, called),
+            output_limit=check_count("output_limit", output_limit, called, most=MAX_OUTPUT_BYTES),
+            concurrency=None if concurrency is None else _concurrency(concurrency, called),
             arguments=arguments_of(signature, hints, called),
             takes_context=takes_context,
             results=result_adapter(hints.get("return", Any)),
@@ -335,17 +337,9 @@ def check_identity(name: str, version: int, pool: str) -> None:
     """Raises BadDefinition for a name, version or pool under which nothing could be published."""
     if not _NAME.fullmatch(name):
         raise BadDefinition(f"{name!r} cannot name a tool", "use at most 64 letters, digits, _ and -")
-    _at_least("version", version, 1, name)
+    check_count("version", version, name)
     if not _POOL.fullmatch(pool):
         raise BadDefinition(f"{name}: {pool!r} is no pool of hands", f"name it like {DEFAULT_POOL!r}")
-
-
-def check_seconds(option: str, seconds: object, owner: str, *, zero: bool = False) -> float:
-    """The duration as a float. Raises BadDefinition unless it is finite and more than zero (or `zero` itself)."""
-    number = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else math.nan
-    if 0 < number < math.inf or (zero and number == 0):
-        return number
-    raise BadDefinition(f"{owner}: {option}={seconds!r} is no duration", f"give {option} in seconds")
 
 
 def run_to_end(value: object) -> object:
@@ -393,10 +387,8 @@ def _replay(value: str, owner: str) -> Replay:
         raise BadDefinition(f"{owner}: replay={value!r} is unknown", f"use one of {', '.join(Replay)}") from None
 
 
-def _at_least(option: str, value: object, least: int, owner: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise BadDefinition(f"{owner}: {option}={value!r} is not possible", f"give a whole number from {least}")
-    return value
+def _concurrency(given: object, owner: str) -> int:
+    return check_count("concurrency", given, owner, most=MAX_CONCURRENCY)
 
 
 def _problems(error: ValidationError, schema: Mapping[str, Any]) -> str:

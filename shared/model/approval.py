@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from shared.errors import BadDefinition
+from shared.model.bounds import check_seconds, shown
 from shared.model.ids import ApprovalId, SessionId, TaskId
 from shared.model.json import Json
 
@@ -58,8 +59,10 @@ class Ask:
     default: str = "deny"
 
     def __post_init__(self) -> None:
-        if self.answer_seconds <= 0 or self.use_seconds <= 0 or self.default not in ("deny", "approve"):
-            raise BadDefinition(f"{self} cannot be asked", 'give positive seconds and default="deny" or "approve"')
+        check_seconds("answer_seconds", self.answer_seconds, "Ask")
+        check_seconds("use_seconds", self.use_seconds, "Ask")
+        if self.default not in ("deny", "approve"):
+            raise BadDefinition(f"Ask: default={shown(self.default)} is no answer", 'give "deny" or "approve"')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

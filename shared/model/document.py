@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.errors import BadDefinition, Incompatible
+from shared.model.bounds import check_count
 from shared.model.ids import SessionId
-from shared.model.json import Json, duplicate
+from shared.model.json import Json, clean_text, duplicate
 
+MAX_KIND = 200
 RESERVED = frozenset({"agent_settings", "inbox", "live", "usage"})
 """Documents that every session has: views of its rows, which nobody writes."""
 
@@ -54,6 +56,11 @@ class Document(BaseModel):
             raise BadDefinition(f"document {cls.__name__} has no kind", next_step)
         if (kind in RESERVED) is not derived:
             raise BadDefinition(f"document {cls.__name__} cannot be of kind {kind!r}", "choose another kind")
+        if len(kind) > MAX_KIND or clean_text(kind) != kind:
+            raise BadDefinition(
+                f"document {cls.__name__} cannot be of kind {kind[:20]!r}...",
+                f"give {MAX_KIND} plain characters at most",
+            )
         cls.kind = kind
         cls.schema_version = schema_version
         cls.migrations = dict(sorted((migrations or {}).items()))
@@ -92,8 +99,7 @@ MIGRATE = "raise the schema version of the class, and give it the migrations tha
 
 def _check_chain(document: type[Document]) -> None:
     """One step from each version to the next, without a gap, up to the present one."""
-    if document.schema_version < 1:
-        raise BadDefinition(f"document {document.__name__} has schema version {document.schema_version}", "begin at 1")
+    check_count("schema version", document.schema_version, f"document {document.__name__}")
     steps = list(document.migrations)
     if steps != list(range(max(1, document.schema_version - len(steps)), document.schema_version)):
         raise BadDefinition(

@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 MILLION = 1_000_000
+MAX_USD = 10**9
 
 
 def dollars(amount: Decimal) -> str:

@@ -13,12 +13,14 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import ServerUnavailable, SettingsError
+from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES
 from shared.runtime.modules import is_dotted, is_path
 
 ServerChoice = Literal["auto", "system", "wheel"]
 
 POSTGRES_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
 REDIS_SCHEMES = ("redis://", "rediss://")
+MAX_LEASE_SECONDS = 86_400
 
 
 class Settings(BaseSettings):
@@ -68,19 +70,21 @@ class Settings(BaseSettings):
         default=30.0,
         alias="BRAINHANDS_LEASE_SECONDS",
         gt=0,
-        allow_inf_nan=False,
+        le=MAX_LEASE_SECONDS,
         description="How long a worker may be silent before its task goes to another one.",
     )
     restart_limit: int = Field(
         default=3,
         alias="BRAINHANDS_RESTART_LIMIT",
         ge=1,
+        le=MAX_TRIES,
         description="How many crashes in one phase end a task as failed.",
     )
     tenant_concurrency: int | None = Field(
         default=None,
         alias="BRAINHANDS_TENANT_CONCURRENCY",
         ge=1,
+        le=MAX_CONCURRENCY,
         description="How many tasks of one tenant run at a time, over all workers: the same for each of them. "
         "Not set: as many as there is room for.",
     )
