@@ -19,8 +19,7 @@ from brain.agent import Agent, Agents, agent_of
 from brain.decide import unusable
 from brain.history import read_context
 from brain.models import chat
-from brain.models.line import endpoint
-from brain.models.provider import estimated_usage
+from brain.models.provider import estimated_usage, required_key
 from brain.models.reply import Interrupted, ProviderError, Reply
 from shared.engine.definition import Kind, Phase, Step
 from shared.engine.draft import Draft
@@ -31,11 +30,12 @@ from shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_json
 from shared.model.event import ContextCompacted, ModelError, ModelInterrupted, ModelRequest, Usage
 from shared.model.ids import new_task_id
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition
+from shared.runtime.settings import settings
 
 VERSION = 1
 
-SLACK_SECONDS = 30.0
-"""As a generation has: the commit after the call's deadline needs time."""
+SLACK_SECONDS = 90.0
+"""As a generation has: the deadline of a call may be noticed late, and its commit needs time."""
 
 LEAST_CHARACTERS = 400
 """What is shorter is not worth a summary, and none is made of what was shortened to less."""
@@ -139,8 +139,9 @@ def _room(agent: Agent, found: cutting.Cut) -> int:
 def _ask(run: Run, agent: Agent, body: dict[str, Any]) -> Reply:
     return chat.send(
         body,
-        at=endpoint(),
-        timeouts=agent.timeouts,
+        api_key=required_key(),
+        base_url=settings().openai_base_url,
+        seconds=agent.request_seconds,
         on_text=run.progress,
         stop=lambda: run.cancelled or run.stopped,
     )

@@ -32,6 +32,7 @@ from shared.model.bounds import check_seconds
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
 from shared.model.json import Json, clean, clean_text
+from shared.model.signal import NAME_LIMIT
 from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait, WaitSignal
 from shared.model.tool import ToolSpec
 
@@ -380,6 +381,11 @@ def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> Flow
             if not returned.name or not 0 < returned.seconds < math.inf:
                 raise BadDefinition(
                     f"{definition.name}.{phase.name} returned {returned}", "give a name and the seconds of its deadline"
+                )
+            if len(returned.name) > NAME_LIMIT or len(returned.key) > NAME_LIMIT:
+                raise BadDefinition(
+                    f"{definition.name}.{phase.name} waits for a signal whose name or key is too long",
+                    f"keep both within {NAME_LIMIT} characters: nobody can send such a signal",
                 )
             return _going_on(returned, definition)
         case Next():

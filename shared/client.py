@@ -9,6 +9,7 @@ Submitting returns at once; waiting and watching only observe, from any process 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,13 +80,19 @@ NAME_LIMIT = 500
 POLL_SECONDS = 0.5
 """How often an observer looks when no bell wakes it sooner."""
 
+READ_SECONDS = 2.0
+"""How long a read is tried again: the pool's connections may have died while nobody used them."""
+
 WHERE = Statement(
     text(
         "SELECT current_setting('transaction_isolation') AS isolation, current_setting('lock_timeout') AS patience,"
-        " current_database() AS name, pg_postmaster_start_time() AS started"
+        " current_setting('transaction_read_only') AS read_only, current_database() AS name,"
+        " pg_postmaster_start_time() AS started"
     )
 )
 BE_PATIENT = Statement(text("SELECT set_config('lock_timeout', :patience, true)"))
+SPEAK = Statement(text("SELECT set_config('client_encoding', :encoding, true), set_config('DateStyle', :dates, true)"))
+"""How values are written on the wire: on a caller's connection ours only while we use it."""
 
 
 class Client:
@@ -100,8 +107,9 @@ class Client:
             database_url, redis_url = database_url or found.database_url, redis_url or found.redis_url
         self.tenant = _name(tenant, "tenant")
         self._redis_url = redis_url
-        self._database = Database(database_url)
-        self._ledger = Ledger(self._database, Bell(redis_url))
+        self._database = Database(database_url, patience=READ_SECONDS)
+        self._bell = Bell(redis_url)
+        self._ledger = Ledger(self._database, self._bell)
 
     def submit(
         self,
@@ -150,24 +158,21 @@ class Client:
             raise UnknownSession(session_id)
         return found
 
+    def session_ids(self) -> list[SessionId]:
+        """All sessions of the tenant, newest first."""
+        return [row["id"] for row in reads.sessions_of(self._database, self.tenant, most=ALL)]
+
     def events(self, session: SessionId | UUID | str, after: int = 0) -> list[Event]:
         """All committed events of a session after a seq, in order; a fork has those of its past too.
 
         Raises UnknownSession.
         """
+        after = _seq(after, "after")
         parts = lineage.parts(self._database, self._found(session))
         events: list[Event] = []
         while page := reads.event_page(self._database, parts, events[-1].seq if events else after):
             events += page
         return events
-
-    def event(self, session: SessionId | UUID | str, seq: int) -> reads.EventAround:
-        """One event with those that caused it and those that it caused. Raises UnknownSession and BadInput."""
-        found = self._found(session)
-        around = reads.event_around(self._database, lineage.parts(self._database, found), _bound(seq, "seq"))
-        if around is None:
-            raise BadInput(f"session {found.id} has no event {seq}", f"`brainhands show {found.id}` lists its events")
-        return around
 
     def documents(self, session: SessionId | UUID | str, *, at: int | None = None) -> list[StoredDocument]:
         """The session's documents as they are now, or as of the commit that ended at or before event `at`.
@@ -218,7 +223,7 @@ class Client:
 
     def watch(self, session: SessionId | UUID | str, after: int = 0) -> Iterator[Event]:
         """Each committed event after a seq, once and in order, then live, for as long as the caller iterates."""
-        found = self._found(session)
+        after, found = _seq(after, "after"), self._found(session)
         parts = lineage.parts(self._database, found)
         bell = SessionBell(self._redis_url, found.id)
         try:
@@ -234,7 +239,7 @@ class Client:
 
     def wait(self, submission: SubmissionId | UUID | str, timeout: float | None = None) -> Submission:
         """Block until a submission is done and return it. Raises TimeoutError after `timeout` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + _seconds(timeout)
         found = self.submission(submission)
         bell = SessionBell(self._redis_url, found.session_id, ends=True)
         try:
@@ -250,6 +255,7 @@ class Client:
 
     def effects(self, session: SessionId | UUID | str, seq: int) -> list[Event]:
         """The events that name this one as a cause; `causes` of an event is the other direction."""
+        seq = _seq(seq, "seq")
         return [event for event in self.events(session, after=seq) if seq in event.causes]
 
     def verify(self, session: SessionId | UUID | str, head: str | None = None) -> Flaw | None:
@@ -259,6 +265,7 @@ class Client:
         (`SEQ:HASH`, as receipts and `show` give it) is what the log was known to say at that seq.
         """
         found = self._found(session)
+        known = None if head is None else read_head(_text(head, "a head"))
         gone: dict[int, int] = {}
         begins = 1
         for part in lineage.parts(self._database, found)[:-1]:
@@ -266,7 +273,7 @@ class Client:
             gone.update((seq, by) for seq, by in later.items() if seq <= part.up_to)
             begins = part.up_to + 1
         events = [event for event in self.events(session) if event.seq <= found.last_seq]
-        return check(events, found, None if head is None else read_head(head), gone)
+        return check(events, found, known, gone)
 
     def cancel(
         self,
@@ -284,6 +291,7 @@ class Client:
         given = [name for name in (submission, session, task) if name is not None]
         if len(given) != 1:
             raise BadInput("name one of submission, session and task to cancel")
+        reason = _text(reason, "a reason")
         if submission is not None:
             found = self.submission(submission)
             return stopping.cancel_submission(self._ledger, found, reason)
@@ -321,8 +329,8 @@ class Client:
             _answer(answer),
             arguments=None if arguments is None else clean(arguments, limit=SIGNAL_BYTES),
             result=clean(result, limit=SIGNAL_BYTES),
-            comment=_remark(comment),
-            who=_remark(who),
+            comment=_remark(comment, "a comment"),
+            who=_remark(who, "who"),
         )
 
     def settle(
@@ -336,16 +344,16 @@ class Client:
     ) -> AnswerReceipt | None:
         """Say what became of a call that ended as unknown: `happened` (with its `result`) or `did_not_happen`.
 
-        It is a new fact that later requests to the model know; None if it was settled before. Raises BadInput and
-        UnknownTask.
+        It is a new fact that later requests to the model know; None if somebody else settled it before. Raises BadInput
+        and UnknownTask.
         """
         return answering.settle(
             self._ledger,
             self._task(task),
             _answer(answer),
             result=clean(result, limit=SIGNAL_BYTES),
-            comment=_remark(comment),
-            who=_remark(who),
+            comment=_remark(comment, "a comment"),
+            who=_remark(who, "who"),
         )
 
     def signal(
@@ -366,9 +374,9 @@ class Client:
             self.tenant,
             self._known(session),
             name=_signal_name(name),
-            key=clean_text(key)[:NAME_LIMIT],
+            key=_signal_key(key),
             payload=clean(payload, limit=SIGNAL_BYTES),
-            request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            request_id=_request_id(request_id),
         )
 
     def redact(
@@ -380,7 +388,12 @@ class Client:
         events, and BadInput for events that cannot be redacted. Asking again does no harm.
         """
         return redacting.redact(
-            self._ledger, self.tenant, self._known(session), _seqs(seqs), reason=_reason(reason), who=_remark(who)
+            self._ledger,
+            self.tenant,
+            self._known(session),
+            _seqs(seqs),
+            reason=_reason(reason),
+            who=_remark(who, "who"),
         )
 
     def erase(self, session: SessionId | UUID | str, *, reason: str, who: str | None = None) -> ErasureReceipt:
@@ -390,7 +403,7 @@ class Client:
         Asking again does no harm.
         """
         return redacting.erase(
-            self._ledger, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who)
+            self._ledger, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who, "who")
         )
 
     def awake(self, session: SessionId | UUID | str, request_id: str | None = None) -> AwakeReceipt:
@@ -402,7 +415,7 @@ class Client:
         return awaking.awake(
             self._ledger,
             self._known(session),
-            str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            _request_id(request_id),
             restart_limit=settings().restart_limit,
         )
 
@@ -416,8 +429,8 @@ class Client:
         return forking.fork(
             self._ledger,
             self._found(session),
-            at,
-            str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            _seq(at, "at"),
+            _request_id(request_id),
         )
 
     def next_wake(self, pool: str) -> NextWake:
@@ -429,8 +442,9 @@ class Client:
         return wake.next_wake(self._database, _pool(pool))
 
     def close(self) -> None:
-        """Give back the connections."""
+        """Give back the connections, to Postgres and to Redis."""
         self._database.close()
+        self._bell.close()
 
     def _submission(
         self,
@@ -446,7 +460,7 @@ class Client:
         return Submission(
             id=new_submission_id(),
             tenant=self.tenant,
-            request_id=str(new_uuid()) if request_id is None else _name(request_id, "request_id"),
+            request_id=_request_id(request_id),
             session_id=session_id or new_session_id(),
             conversation_id=new_conversation_id(),
             agent=_name(agent, "agent"),
@@ -465,24 +479,25 @@ class Client:
     @contextmanager
     def _caller(self, connection: CallerConnection) -> Iterator[Transaction]:
         """The caller's transaction, in a savepoint of its own, so that a refusal does not spoil it."""
-        driver = _driver(connection)
-        transaction = Transaction(driver, begun=True)
-        (theirs,) = transaction.run(WHERE())
         (ours,) = self._database.run(WHERE())
-        assert theirs.first is not None
-        assert ours.first is not None
-        if theirs.first["isolation"] != "read committed":
-            raise UnfitConnection(f"the connection's transaction is {theirs.first['isolation']}")
-        if any(theirs.first[name] != ours.first[name] for name in ("name", "started")):
-            raise UnfitConnection(f"the connection is to database {theirs.first['name']}, not to ours")
+        driver = _driver(connection)
+        spoken = {"encoding": driver.info.parameter_status("client_encoding"), "dates": _dates(driver)}
+        transaction = Transaction(driver, begun=True)
         with driver.transaction():
+            transaction.run(SPEAK(encoding="UTF8", dates="ISO"))
+            (theirs,) = transaction.run(WHERE())
+            assert theirs.first is not None
+            assert ours.first is not None
+            if theirs.first["isolation"] != "read committed":
+                raise UnfitConnection(f"the connection's transaction is {theirs.first['isolation']}")
+            if any(theirs.first[name] != ours.first[name] for name in ("name", "started")):
+                raise UnfitConnection(f"the connection is to database {theirs.first['name']}, not to ours")
+            if theirs.first["read_only"] == "on":
+                raise UnfitConnection("the connection's transaction is read-only")
             transaction.run(BE_PATIENT(patience=ours.first["patience"]))
             yield transaction
             transaction.run(BE_PATIENT(patience=theirs.first["patience"]))
-
-    def session_ids(self) -> list[SessionId]:
-        """All sessions of the tenant, newest first."""
-        return [row["id"] for row in reads.sessions_of(self._database, self.tenant, most=ALL)]
+            transaction.run(SPEAK(**spoken))
 
     def _task(self, task: TaskId | UUID | str) -> Task:
         task_id = TaskId(_uuid(task, "task"))
@@ -503,20 +518,55 @@ class Client:
 
 
 def _driver(connection: CallerConnection) -> Connection:
-    """The psycopg connection, with a transaction begun. Raises UnfitConnection for one in autocommit."""
-    if isinstance(connection, sqlalchemy.Connection):
-        connection.exec_driver_sql("SELECT 1")
-        driver: object = connection.connection.driver_connection
-    else:
-        driver = connection
-    if not isinstance(driver, psycopg.Connection):
-        raise UnfitConnection(f"a {type(driver).__name__} is no psycopg connection")
-    idle = driver.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
-    if driver.autocommit and idle:
-        raise UnfitConnection("the connection is in autocommit, with no transaction that the submission could join")
-    if idle:
-        driver.execute("SELECT 1")
-    return driver
+    """The psycopg connection, with a transaction begun. Raises UnfitConnection for one that has none, or cannot."""
+    given: object = connection
+    if isinstance(given, sqlalchemy.Connection):
+        if given.closed:
+            raise UnfitConnection("the connection is closed")
+        given.exec_driver_sql("SELECT 1")
+        given = given.connection.driver_connection
+    if not isinstance(given, psycopg.Connection):
+        kind = f"{type(given).__module__}.{type(given).__qualname__}"
+        raise UnfitConnection(f"a {kind} is no psycopg connection, nor SQLAlchemy's of one", _instead(kind))
+    if given.closed:
+        raise UnfitConnection("the connection is closed")
+    match given.info.transaction_status:
+        case psycopg.pq.TransactionStatus.INTRANS:
+            pass
+        case psycopg.pq.TransactionStatus.IDLE if given.autocommit:
+            raise UnfitConnection("the connection is in autocommit, with no transaction that the submission could join")
+        case psycopg.pq.TransactionStatus.IDLE:
+            given.execute("SELECT 1")
+        case psycopg.pq.TransactionStatus.INERROR:
+            raise UnfitConnection("a statement of the connection's transaction has failed", "roll it back first")
+        case _:
+            raise UnfitConnection("the connection is busy with a statement", "let it end first")
+    return given
+
+
+INSTEAD = {
+    "sqlalchemy.orm.": """with Session(engine) as session, session.begin():
+    session.add(order)
+    client.submit(agent=..., input=..., connection=session.connection())""",
+    "django.": """with django.db.transaction.atomic():
+    order.save()
+    client.submit(agent=..., input=..., connection=django.db.connection.connection)""",
+    "async": """def accept():  # then: await asyncio.to_thread(accept)
+    with psycopg.connect(DATABASE_URL) as connection:
+        client.submit(agent=..., input=..., connection=connection)""",
+    "": """with psycopg.connect(DATABASE_URL) as connection:
+    connection.execute("INSERT INTO orders ...")
+    client.submit(agent=..., input=..., connection=connection)""",
+}
+"""What to write with what else people have in hand, by a part of its type's name; the first that fits."""
+
+
+def _instead(kind: str) -> str:
+    return next(lines for part, lines in INSTEAD.items() if part in kind.lower())
+
+
+def _dates(driver: Connection) -> str | None:
+    return driver.info.parameter_status("DateStyle")
 
 
 def _or_later(read: Callable[[], Read]) -> Read | None:
@@ -527,80 +577,115 @@ def _or_later(read: Callable[[], Read]) -> Read | None:
         return None
 
 
-def _uuid(value: UUID | str, what: str) -> UUID:
+def _uuid(value: object, what: str) -> UUID:
     try:
-        return value if isinstance(value, UUID) else UUID(value)
+        return value if isinstance(value, UUID) else UUID(_text(value, f"a {what} id"))
     except ValueError:
         raise BadInput(f"{value!r} is no {what} id", "ids look like 01890a5d-ac96-774b-bcce-b302099a8057") from None
 
 
-def _name(value: str, what: str) -> str:
-    if not value or len(value) > NAME_LIMIT or clean_text(value) != value:
-        raise BadInput(f"{what} must be 1 to {NAME_LIMIT} characters of clean text")
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        advice = "json.dumps(...) makes text of it" if isinstance(value, dict | list) else "give a str"
+        raise BadInput(f"{what} is text, not {type(value).__name__}", advice)
     return value
 
 
-def _bound(value: int | None, what: str) -> int:
-    if value is not None and value < 0:
-        raise BadInput(f"{what} must not be negative")
-    return ALL if value is None else min(value, ALL)
+def _name(value: object, what: str, advice: str = "") -> str:
+    given = _text(value, what)
+    if not given or len(given) > NAME_LIMIT or clean_text(given) != given:
+        raise BadInput(f"{what} must be 1 to {NAME_LIMIT} characters of clean text", advice)
+    return given
 
 
-def _signal_name(value: str) -> str:
-    if value.startswith("human:"):
-        raise BadInput("names that begin with human: are for answers of people", "use client.answer")
-    return _name(value, "name")
+def _request_id(value: object) -> str:
+    """The caller's, or a new one; a UUID is one too."""
+    return str(new_uuid()) if value is None else str(value) if isinstance(value, UUID) else _name(value, "request_id")
 
 
-def _input(value: str) -> str:
-    if not value.strip():
+def _seq(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadInput(f"{what} must be a number from 0 up", "events are numbered as `brainhands show` lists them")
+    return min(value, ALL)
+
+
+def _bound(value: object, what: str) -> int:
+    return ALL if value is None else _seq(value, what)
+
+
+def _input(value: object) -> str:
+    given = _text(value, "the input")
+    if not given.strip():
         raise BadInput("the input is empty")
-    if len(value) > INPUT_LIMIT:
-        raise BadInput(f"the input has {len(value):,} characters, more than {INPUT_LIMIT:,}")
-    return clean_text(value)
+    if len(given) > INPUT_LIMIT:
+        raise BadInput(f"the input has {len(given):,} characters, more than {INPUT_LIMIT:,}")
+    return clean_text(given)
 
 
-def _answer(value: str) -> Answer:
+def _answer(value: object) -> Answer:
     try:
-        return Answer(value)
+        return Answer(_text(value, "an answer"))
     except ValueError:
         raise BadInput(f"{value!r} is no answer", f"use one of {', '.join(Answer)}") from None
 
 
-def _remark(value: str | None) -> str | None:
-    return None if value is None else clean_text(value)[:REMARK_LIMIT]
+def _remark(value: object, what: str) -> str | None:
+    return None if value is None else clean_text(_text(value, what))[:REMARK_LIMIT]
 
 
-def _seqs(values: Sequence[object]) -> list[int]:
-    seqs = [value for value in values if isinstance(value, int) and 0 < value <= ALL]
-    if not seqs or len(seqs) < len(values):
-        wrong = next((value for value in values if value not in seqs), None)
-        problem = "no event is named" if wrong is None else f"{wrong!r} is no event's seq"
+def _seqs(values: object) -> list[int]:
+    given = list(values) if isinstance(values, list | tuple | set | frozenset | range) else [values]
+    seqs = [each for each in given if isinstance(each, int) and not isinstance(each, bool) and 0 < each <= ALL]
+    if not seqs or len(seqs) < len(given):
+        wrong = [each for each in given if each not in seqs]
+        problem = f"{wrong[0]!r} is no event's seq" if wrong else "no event is named"
         raise BadInput(problem, "name events by their seq, as `brainhands show` lists them")
     return seqs
 
 
-def _reason(value: str) -> str:
-    if not value.strip():
+def _reason(value: object) -> str:
+    given = _text(value, "a reason")
+    if not given.strip():
         raise BadInput("no reason is given", "say why; it stays in the log")
-    return clean_text(value)[:REMARK_LIMIT]
+    return clean_text(given)[:REMARK_LIMIT]
 
 
-def _priority(value: str) -> Priority:
-    names = {each.name.lower(): each for each in Priority}
-    if value not in names:
-        raise BadInput(f"priority {value!r} is none of {', '.join(names)}")
-    return names[value]
+def _signal_name(value: object) -> str:
+    if _text(value, "name").startswith("human:"):
+        raise BadInput("names that begin with human: are for answers of people", "use client.answer")
+    return _name(value, "name")
 
 
-def _pool(value: str) -> str:
-    if value.partition(".")[0] not in ("brain", "hands") or not value.partition(".")[2]:
-        raise BadInput(f"{value!r} is no pool", "name one such as brain.default or hands.default")
+def _signal_key(value: object) -> str:
+    key = str(value) if isinstance(value, UUID) else value
+    return "" if key == "" else _name(key, "key", "send what tells signals apart as a short key, the rest as payload")
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value < math.inf:
+        raise BadInput(f"{value!r} is no number of seconds", "leave it out to wait without end")
     return value
 
 
-def _mode(value: str) -> Mode:
+def _priority(value: object) -> Priority:
+    names = {each.name.lower(): each for each in Priority}
+    if isinstance(value, Priority):
+        return value
+    given = _text(value, "a priority")
+    if given not in names:
+        raise BadInput(f"priority {given!r} is none of {', '.join(names)}")
+    return names[given]
+
+
+def _pool(value: object) -> str:
+    given = _text(value, "a pool")
+    if given.partition(".")[0] not in ("brain", "hands") or not given.partition(".")[2]:
+        raise BadInput(f"{given!r} is no pool", "name one such as brain.default or hands.default")
+    return given
+
+
+def _mode(value: object) -> Mode:
     try:
-        return Mode(value)
+        return Mode(_text(value, "a mode"))
     except ValueError:
         raise BadInput(f"mode {value!r} is none of {', '.join(Mode)}") from None

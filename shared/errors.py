@@ -13,6 +13,8 @@ class BrainhandsError(Exception):
     def __init__(self, message: str, next_step: str = "") -> None:
         super().__init__(message)
         self.next_step = next_step
+        if next_step:
+            self.add_note(next_step)  # so that a traceback in the caller's program shows it
 
 
 class BadInput(BrainhandsError):
@@ -159,8 +161,12 @@ class UnknownDocument(BadInput):
 class UnfitConnection(BadInput):
     """A caller's connection with which a submission could not be part of the caller's transaction."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem, "pass a READ COMMITTED connection to the same database with an open transaction")
+    def __init__(
+        self,
+        problem: str,
+        next_step: str = "pass a READ COMMITTED connection to the same database with an open transaction",
+    ) -> None:
+        super().__init__(problem, next_step)
 
 
 class BadDefinition(BadInput):

@@ -64,6 +64,9 @@ class Bell:
             self._rest_until = time.monotonic() + REST_SECONDS
             log.info("bell_silent", error=type(error).__name__)
 
+    def close(self) -> None:
+        self._redis.close()
+
 
 class RelayBell:
     """The relay's end: waits for a ring, or for the poll's time."""

@@ -8,6 +8,9 @@ from datetime import datetime
 from shared.model.ids import SessionId, SignalId, TaskId
 from shared.model.json import Json
 
+NAME_LIMIT = 500
+"""Characters of a signal's name, and of its key; who sends and who waits are refused beyond."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signal:

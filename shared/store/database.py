@@ -257,7 +257,8 @@ class Database:
 
     `step_seconds` bounds every statement, every wait for a lock and every idle transaction: it is kept well below a
     lease, so that a process frozen inside a commit frees its rows before others give up. With `generic_plans` a
-    statement that is used often is planned once: for statements that take longer to plan than to carry out.
+    statement that is used often is planned once: for statements that take longer to plan than to carry out. With
+    `patience` all that `run` does is tried again over lost connections for so many seconds: for those who only read.
     """
 
     def __init__(
@@ -268,12 +269,14 @@ class Database:
         step_seconds: float = 5.0,
         durable: bool = True,
         generic_plans: bool = False,
+        patience: float = 0.0,
     ) -> None:
         self.url = url
         self._size = size
         self._step_seconds = step_seconds
         self._durable = durable
         self._generic_plans = generic_plans
+        self._patience = patience
         self._engine: tuple[int, Engine] | None = None
         self._lock = threading.Lock()
 
@@ -289,8 +292,7 @@ class Database:
         try:
             proxied = engine.raw_connection()
         except TRANSIENT as error:
-            next_step = "check DATABASE_URL and that the server runs"
-            raise ServerUnavailable("Postgres", _one_line(error), next_step) from error
+            raise _unavailable(error) from error
         connection = _driver(proxied)
         try:
             yield connection
@@ -320,18 +322,21 @@ class Database:
 
     def run(self, *calls: Call) -> list[Result]:
         """Send the calls in one round trip outside any transaction block; several are one implicit transaction."""
-        with self.connection() as connection:
-            return run(connection, *calls)
+        return self.run_patiently(*calls, seconds=self._patience)
 
     def run_patiently(self, *calls: Call, seconds: float = 10.0) -> list[Result]:
         """As run, tried again over lost connections for so long; only for calls that may be applied twice."""
         pause = Pause(seconds)
         while True:
             try:
-                return self.run(*calls)
-            except (*TRANSIENT, ServerUnavailable):
-                if not pause.again():
-                    raise
+                with self.connection() as connection:
+                    return run(connection, *calls)
+            except (*TRANSIENT, ServerUnavailable) as error:
+                if pause.again():
+                    continue
+                if self._patience and not isinstance(error, ServerUnavailable):
+                    raise _unavailable(error) from error
+                raise
 
     def close(self) -> None:
         if self._engine is not None and self._engine[0] == os.getpid():
@@ -414,6 +419,10 @@ def _renew(engine: Engine, pool: Pool) -> None:
 def _is_unfit(connection: Connection) -> bool:
     idle = psycopg.pq.TransactionStatus.IDLE
     return connection.closed or connection.broken or connection.info.transaction_status != idle
+
+
+def _unavailable(error: BaseException) -> ServerUnavailable:
+    return ServerUnavailable("Postgres", _one_line(error), "check DATABASE_URL and that the server runs")
 
 
 def _one_line(error: BaseException) -> str:

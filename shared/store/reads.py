@@ -32,7 +32,7 @@ from shared.model.signal import Signal
 from shared.model.submission import Submission
 from shared.model.task import Task
 from shared.store import documents, lineage, rows
-from shared.store.database import Call, Database, Result, Row, Statement
+from shared.store.database import Call, Database, Row, Statement
 from shared.store.lineage import LogPart
 from shared.store.tables import (
     approvals,
@@ -45,9 +45,6 @@ from shared.store.tables import (
     submissions,
     tasks,
 )
-
-OBSERVER_SECONDS = 2.0
-"""How long a read for somebody outside is tried again."""
 
 _EVENT = [column for column in events.c if column.name not in ("payload", "commit_seq")] + [
     sql_cast(events.c.payload, Text).label("payload_text")
@@ -115,21 +112,6 @@ EVENTS = Statement(
     )
     .order_by(events.c.seq)
     .limit(bindparam("most", type_=Integer))
-)
-EVENTS_OF = Statement(
-    select(*_EVENT).where(
-        events.c.session_id == bindparam("session_id"),
-        events.c.seq == any_(bindparam("seqs", type_=ARRAY(Integer))),
-        events.c.seq <= bindparam("up_to"),
-    )
-)
-EFFECTS = Statement(
-    select(*_EVENT).where(
-        events.c.session_id == bindparam("session_id"),
-        events.c.seq > bindparam("seq", type_=Integer),
-        events.c.seq <= bindparam("up_to"),
-        bindparam("seq", type_=Integer) == any_(events.c.causes),
-    )
 )
 TAKEN_OUT = Statement(
     select(*_EVENT)
@@ -307,7 +289,7 @@ def document(database: Database, session_id: SessionId, name: str) -> StoredDocu
 
 
 def session(database: Database, tenant: str, session_id: SessionId) -> Session | None:
-    (result,) = _read(database, SESSION(session_id=session_id, tenant=tenant))
+    (result,) = database.run(SESSION(session_id=session_id, tenant=tenant))
     return None if result.first is None else rows.session(result.first)
 
 
@@ -319,41 +301,17 @@ def event_page(database: Database, parts: Sequence[LogPart], after: int, most: i
             calls.append(EVENTS(session_id=part.session_id, after=after, up_to=part.up_to, most=most))
             most -= part.up_to - after
             after = part.up_to
-    return [rows.event(row) for result in _read(database, *calls) for row in result.rows]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventAround:
-    """An event with those that caused it and those that name it as a cause, both in order."""
-
-    event: Event
-    causes: tuple[Event, ...]
-    effects: tuple[Event, ...]
-
-
-def event_around(database: Database, parts: Sequence[LogPart], seq: int) -> EventAround | None:
-    """One event of a log with its causes and effects, None where the log has no such seq."""
-
-    def in_log(statement: Statement, **parameters: object) -> tuple[Event, ...]:
-        calls = (statement(session_id=part.session_id, up_to=part.up_to, **parameters) for part in parts)
-        found = [rows.event(row) for result in _read(database, *calls) for row in result.rows]
-        return tuple(sorted(found, key=lambda event: event.seq))
-
-    found = in_log(EVENTS_OF, seqs=[seq])
-    if not found:
-        return None
-    causes = in_log(EVENTS_OF, seqs=list(found[0].causes))
-    return EventAround(event=found[0], causes=causes, effects=in_log(EFFECTS, seq=seq))
+    return [rows.event(row) for result in database.run(*calls) for row in result.rows]
 
 
 def taken_out_later(database: Database, part: LogPart) -> list[Event]:
     """The events behind a part of a log, in its own session, that say what was taken out of that session."""
-    (result,) = _read(database, TAKEN_OUT(session_id=part.session_id, after=part.up_to))
+    (result,) = database.run(TAKEN_OUT(session_id=part.session_id, after=part.up_to))
     return [rows.event(row) for row in result.rows]
 
 
 def submission(database: Database, tenant: str, submission_id: SubmissionId) -> Submission | None:
-    (result,) = _read(database, SUBMISSION(submission_id=submission_id, tenant=tenant))
+    (result,) = database.run(SUBMISSION(submission_id=submission_id, tenant=tenant))
     return None if result.first is None else rows.submission(result.first)
 
 
@@ -367,6 +325,12 @@ def open_approvals(database: Database, tenant: str) -> list[Approval]:
     """All questions of a tenant that wait for an answer, oldest first."""
     (result,) = database.run(OPEN_APPROVALS(tenant=tenant))
     return [rows.approval(row) for row in result.rows]
+
+
+def stored(database: Database, approval_id: ApprovalId) -> bool:
+    """Whether there is such a question."""
+    (result,) = database.run(TASK_APPROVAL(approval_id=approval_id))
+    return result.first is not None
 
 
 def approval_of_task(database: Database, approval_id: ApprovalId) -> Approval:
@@ -409,8 +373,7 @@ class SessionView:
 
 def session_view(database: Database, tenant: str, session_id: SessionId) -> SessionView | None:
     """The whole current view of a session, None if the tenant has none of that id."""
-    found, talks, work, inputs, papers = _read(
-        database,
+    found, talks, work, inputs, papers = database.run(
         SESSION(session_id=session_id, tenant=tenant),
         SESSION_CONVERSATIONS(session_id=session_id),
         SESSION_TASKS(session_id=session_id),
@@ -430,10 +393,5 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
 
 def sessions_of(database: Database, tenant: str, most: int = 50) -> list[Row]:
     """The newest sessions of a tenant: rows of the table with `agent` and the number of `open_tasks`."""
-    (result,) = _read(database, SESSIONS(tenant=tenant, most=most))
+    (result,) = database.run(SESSIONS(tenant=tenant, most=most))
     return result.rows
-
-
-def _read(database: Database, *calls: Call) -> list[Result]:
-    """For those who look from outside: the first connection may be one that died while nobody used it."""
-    return database.run_patiently(*calls, seconds=OBSERVER_SECONDS)

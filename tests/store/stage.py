@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from shared.engine.ledger import Ledger
 from shared.engine.run import Run
 from shared.engine.worker import Worker
 from shared.model.commit import Commit
+from shared.model.event import ToolCallInterrupted, ToolCallStart
 from shared.model.ids import SessionId, TaskId, new_task_id, new_worker_id
 from shared.model.json import Json
 from shared.model.submission import Receipt
@@ -251,6 +253,29 @@ def play_task(draft: Draft, task_id: TaskId, *, owner_id: TaskId | None = None) 
         phase="first",
         created_at=draft.now,
     )
+
+
+def call_of_unknown_effect(stage: Stage, session_id: SessionId) -> TaskId:
+    """A call that has ended, of which nobody knows whether it took effect."""
+    call = new_task_id()
+
+    def change(draft: Draft) -> None:
+        task = replace(
+            play_task(draft, call),
+            kind="tool:play",
+            status=Status.DONE,
+            outcome=Outcome.INTERRUPTED,
+            phase="execute",
+            checkpoint={"call": {"arguments": {}, "operation_id": "o", "replay": "unsafe"}},
+            error="it died",
+        )
+        draft.add(task)
+        fields = endings.call_fields(task)
+        begun = draft.event(ToolCallStart(**fields, acts_until=None), causes=[task.cause], task=task)
+        draft.event(ToolCallInterrupted(**fields, partial="", error="it died"), causes=[begun], task=task)
+
+    stage.commit(session_id, change)
+    return call
 
 
 def answer(transition: Transition) -> Act:

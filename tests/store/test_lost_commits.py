@@ -28,6 +28,7 @@ from tests.store.stage import (
     Act,
     Stage,
     answer,
+    call_of_unknown_effect,
     decide,
     finish,
     go_on,
@@ -321,6 +322,26 @@ def test_who_awakes_a_session_hears_once_what_was_moved(
     assert cutter.cuts == 1
     assert [(each.task, each.done) for each in receipt.moved] == [(str(generation), "hint_added")]
     assert stage.types(session_id)[receipt.seq - 1 :] == ["session_resumed"]  # type: ignore[operator]
+    assert violations(stage.database_url) == []
+
+
+@pytest.mark.promise("B6", "F6")
+@pytest.mark.hazard(7)
+def test_a_call_is_settled_once_and_who_settled_it_hears_so(
+    stage: Stage, cutter: CommitCutter, cut_client: Client, when: When
+) -> None:
+    session_id, _ = stage.session()
+    call = call_of_unknown_effect(stage, session_id)
+
+    cutter.arm(when)
+    receipt = cut_client.settle(call, "happened", result="seen", who="dora")
+
+    assert cutter.cuts == 1
+    assert receipt is not None
+    assert (receipt.accepted, receipt.approval.result) == (True, "seen")
+    assert stage.sql("SELECT id FROM brainhands.approvals WHERE task_id = %s", call) == [{"id": receipt.approval.id}]
+    assert stage.types(session_id).count("tool_call_settled") == 1
+    assert cut_client.settle(call, "happened", result="seen", who="dora") is None
     assert violations(stage.database_url) == []
 
 

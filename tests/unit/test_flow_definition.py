@@ -13,7 +13,7 @@ from hands.tool import BadArguments, tool
 from shared.errors import BadDefinition, NotStorable
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
-from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Wait
+from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Wait, WaitSignal
 
 
 class Mails(Document, kind="test_mails"):
@@ -214,6 +214,8 @@ def test_a_transition_comes_out_in_values_that_can_be_stored(give: Any, transiti
         (lambda _: Next("end"), "flow returning has no phase 'end'"),
         (lambda flow: Next(flow.no_phase), "flow returning has no phase 'no_phase'"),
         (lambda _: Sleep(float("inf"), "finish"), "returning.start returned Sleep"),
+        (lambda _: WaitSignal("n" * 501, "finish", 1.0), "name or key is too long"),
+        (lambda _: WaitSignal("n", "finish", 1.0, "k" * 501), "name or key is too long"),
         (lambda _: Sleep(0, "finish", until=datetime(2026, 1, 1)), "returning.start returned Sleep"),  # noqa: DTZ001
     ],
 )
