@@ -14,6 +14,7 @@ from shared.cli.cancel import cancel
 from shared.cli.doctor import doctor
 from shared.cli.document import document
 from shared.cli.due import due
+from shared.cli.env import env
 from shared.cli.fork import fork
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.redact import erase, redact
@@ -52,6 +53,7 @@ def options(
 
 for command in (
     up,
+    env,
     brain,
     hands,
     relay,

@@ -2,19 +2,22 @@
 
 Each part is a child in a session of its own, so that Ctrl-C reaches only `up`, which then stops them in order: SIGTERM,
 a grace in which they finish their present step, SIGKILL for what is left, and the servers last. A part that dies is
-started again. Where `up` itself dies without a word, a guard beside each part (a shell waiting for the end of a pipe)
-ends it.
+started again; one that refuses to start ends `up`. Where `up` itself dies without a word, a guard beside each part (a
+shell waiting for the end of a pipe) ends it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import IO, Annotated
 
@@ -22,6 +25,7 @@ import psutil
 import typer
 from sqlalchemy.engine import make_url
 
+from shared.cli.env import exports
 from shared.cli.parts import (
     FLOWER_PORT,
     FLOWER_USER,
@@ -37,9 +41,9 @@ from shared.cli.parts import (
     require_modules,
 )
 from shared.cli.terminal import say, styled
-from shared.errors import ServerUnavailable
-from shared.runtime.servers import GUARD, start_servers
-from shared.runtime.settings import Addresses, settings, sqlalchemy_url
+from shared.errors import BadInput, BrainhandsError, ServerUnavailable
+from shared.runtime.servers import GUARD, is_free, start_servers
+from shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
 from shared.store import migrate, workers
 from shared.store.database import TRANSIENT, Database
 
@@ -47,8 +51,12 @@ GRACE_SECONDS = 30
 """How long parts may take to stop; Hands and Brain finish the step they are in."""
 
 LOOK_SECONDS = 0.1
+LATE_SECONDS = 30
+"""A part that has not come up after so long is named."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+LAST_LINES = 20
+ROLES = frozenset({"relay", "brain", "hands"})
 STEADY_SECONDS = 60
 """A part that has run for so long is started again as if it had never died."""
 
@@ -66,7 +74,12 @@ def up(
     """Run everything: servers (unless DATABASE_URL and REDIS_URL are set), relay, Brain, Hands, Flower."""
     require_agents(agents)
     require_modules("tools", tools)
+    if flower and not is_free(flower_port):
+        raise BadInput(f"Flower cannot have port {flower_port}, which is in use", "use --flower-port or --no-flower")
     current = settings()
+    if current.openai_api_key is None:
+        _say("up", "OPENAI_API_KEY is not set, so every input will fail: set it and start again.")
+        _say("up", "For another provider set OPENAI_BASE_URL too; if it asks for no key, any will do.")
     stop = _Stop()
     with start_servers(
         current.home, current.servers, database_url=current.database_url, redis_url=current.redis_url
@@ -80,7 +93,7 @@ def up(
         ]
         if flower:
             parts.append(flower_part(found, flower_port))
-        _run(parts, found, flower_port if flower else None, stop)
+        _run(parts, found, partial(_say_ready, found, flower_port if flower else None), stop)
 
 
 class _Stop:
@@ -95,17 +108,21 @@ class _Stop:
         self.asked += 1
 
 
-def _run(parts: Sequence[Part], found: Addresses, flower_port: int | None, stop: _Stop) -> None:
+def _run(parts: Sequence[Part], found: Addresses, say_ready: Callable[[], None], stop: _Stop) -> None:
+    """Keeps the parts running until a stop, and says so once all of them have come up."""
     database = Database(found.database_url, size=1)
     running = [_Running(part) for part in parts]
-    ready = False
+    late_at = time.monotonic() + LATE_SECONDS
+    missing = ROLES
     try:
         while not stop.asked:
             for part in running:
-                part.keep()
-            if not ready and _registered(database, {part.pid for part in running}):
-                ready = True
-                _say("up", _ready_line(found, flower_port))
+                part.keep(begun=not missing)
+            if missing and not (missing := ROLES - _registered(database, {part.pid for part in running})):
+                say_ready()
+            if missing and time.monotonic() > late_at:
+                late_at = math.inf
+                _say("up", f"not ready after {LATE_SECONDS} s, still without {' and '.join(sorted(missing))}")
             time.sleep(LOOK_SECONDS)
         _say("up", "stopping")
     finally:
@@ -121,20 +138,27 @@ class _Running:
         self._pause = FIRST_PAUSE_SECONDS
         self._start_at: float | None = None
         self._left: list[psutil.Process] = []
+        self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def keep(self) -> None:
-        """Notices that the part died, and starts it again after a pause that grows while it keeps dying."""
+    def keep(self, *, begun: bool) -> None:
+        """Notices that the part died, and starts it again after a pause that grows while it keeps dying.
+
+        Raises BrainhandsError for one that refuses to start before all parts have `begun`.
+        """
         if self._start_at is not None:
             if time.monotonic() >= self._start_at:
                 self._start()
         elif self._process.poll() is not None:
             # Identified now: later its session's number may be another's. Their tasks may still end well.
             self._left += _session(self.pid)
+            if not begun and self._process.returncode > 0:
+                self._log.join(FIRST_PAUSE_SECONDS)
+                raise _refusal(self._part.name, self._said)
             if time.monotonic() - self._started_at > STEADY_SECONDS:
                 self._pause = FIRST_PAUSE_SECONDS
             _say("up", f"{self._part.name} {_ending(self._process.returncode)}, next try in {self._pause:.0f} s")
@@ -182,7 +206,8 @@ class _Running:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        self._log = threading.Thread(target=_copy, args=(self._part.name, self._process.stdout), daemon=True)
+        copy = partial(_copy, self._part.name, self._process.stdout, self._said)
+        self._log = threading.Thread(target=copy, daemon=True)
         self._log.start()
 
 
@@ -206,29 +231,42 @@ def _session(number: int) -> list[psutil.Process]:
     return members
 
 
-def _registered(database: Database, pids: set[int]) -> bool:
-    """Whether a relay, a Brain and a Hands worker of these processes are on the register."""
+def _registered(database: Database, pids: set[int]) -> set[str]:
+    """The roles of which one of these processes is on the register."""
     try:
         rows = workers.live(database)
     except (*TRANSIENT, ServerUnavailable):
-        return False
-    return {"relay", "brain", "hands"} <= {row["role"] for row in rows if {row["pid"], row["parent_pid"]} & pids}
+        return set()
+    return {row["role"] for row in rows if {row["pid"], row["parent_pid"]} & pids}
 
 
-def _ready_line(found: Addresses, flower_port: int | None) -> str:
+def _say_ready(found: Addresses, flower_port: int | None) -> None:
     database, broker = (make_url(url) for url in (found.database_url, found.redis_url))
     shown = [f"Postgres {database.host}:{database.port}", f"Redis {broker.host}:{broker.port}"]
     if flower_port is not None:
         shown.append(
             f"Flower http://127.0.0.1:{flower_port} (user {FLOWER_USER}, password in {flower_password_file()})"
         )
-    return f"ready: {', '.join(shown)}"
+    _say("up", f"ready: {', '.join(shown)}")
+    if any(embedded_address(settings().home, name) for name in ("database_url", "redis_url")):
+        _say("up", "for programs of your own (`brainhands env` prints it again):")
+        say("\n".join(exports(found)))
 
 
-def _copy(name: str, output: IO[bytes]) -> None:
+def _copy(name: str, output: IO[bytes], kept: deque[str]) -> None:
     for line in output:
         if line.strip():
-            _say(name, line.decode(errors="replace").rstrip("\n"))
+            kept.append(line.decode(errors="replace").rstrip("\n"))
+            _say(name, kept[-1])
+
+
+def _refusal(name: str, said: Sequence[str]) -> BrainhandsError:
+    """Why a part does not start, as it told: an error with what to do, or else its last line."""
+    errors = [place for place, line in enumerate(said) if line.startswith("error: ")]
+    if not errors:
+        return BrainhandsError(f"{name} cannot start: {said[-1] if said else 'it said nothing'}", "mend that first")
+    problem, *advice = list(said)[errors[-1] :]
+    return BrainhandsError(f"{name} cannot start: {problem.removeprefix('error: ')}", " ".join(advice))
 
 
 def _say(name: str, line: str) -> None:

