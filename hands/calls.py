@@ -23,11 +23,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
+from hands.arguments import BadArguments
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.policy import Decision
 from hands.tool import AnyTool as Tool
-from hands.tool import BadArguments
 from shared.engine import answering, approvals, endings
 from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
@@ -266,11 +266,15 @@ def _attempt(tool: Tool, run: Run) -> Step:
     """Run the tool and take its word; whatever is not its word leaves the effect unknown."""
     task = run.task
     try:
-        value = tool.call(_context(run), task.checkpoint["call"]["arguments"])
+        named = tool.arguments.named(task.checkpoint["call"]["arguments"])
+    except Exception as error:  # noqa: BLE001 - validators are the author's code, and have no effect
+        return Step(
+            partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {_text(error)}")
+        )
+    try:
+        value = tool.call(_context(run), named)
     except ToolError as error:
         return Step(partial(endings.refuse_call, task=task, error=_text(error)))
-    except BadArguments as error:
-        return Step(partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {error}"))
     except Retry as error:
         return _try_again(tool, task, _text(error), error.after)
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every way out has its outcome

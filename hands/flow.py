@@ -15,14 +15,13 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic_core import to_jsonable_python
 
+from hands.arguments import Arguments, arguments_of
 from hands.outcomes import result_adapter, stored_result
 from hands.tool import (
     DEFAULT_POOL,
     OUTPUT_LIMIT_BYTES,
     AnyTool,
-    Arguments,
     Tool,
-    arguments_of,
     check_identity,
     run_to_end,
     signature_of,
@@ -275,7 +274,7 @@ def run_phase(flow: Flow, name: str) -> Step:
     """
     definition = flow.definition
     entered = definition.phase(name)
-    named = definition.arguments.by_name(flow._arguments) if entered is definition.entry else {}
+    named = definition.arguments.named(flow._arguments) if entered is definition.entry else {}
     transition = _checked(run_to_end(entered.function(flow, **named)), entered, definition)
     return Step(transition=transition, spawns=tuple(flow._spawns), updates=tuple(flow._updates))
 
@@ -351,13 +350,8 @@ def _spawn(child: AnyTool | type[Flow] | str, arguments: dict[str, Any]) -> Spaw
             id=new_task_id(), kind=None, name=name, version=int(version) if version else None, arguments=arguments
         )
     known = child if isinstance(child, Tool) else child.definition
-    return Spawn(
-        id=new_task_id(),
-        kind=known.kind,
-        name=known.name,
-        version=known.version,
-        arguments=known.validate(arguments),
-    )
+    known.validate(arguments)  # told to the flow's author here; the child decides what of it is stored
+    return Spawn(id=new_task_id(), kind=known.kind, name=known.name, version=known.version, arguments=arguments)
 
 
 def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> FlowTransition:

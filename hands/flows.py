@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hands.arguments import BadArguments
 from hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
 from hands.flow import Phase as AuthorPhase
 from hands.flow import Step as AuthorStep
 from hands.outcomes import ToolError
-from hands.tool import BadArguments
 from shared.engine import approvals, endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft

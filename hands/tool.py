@@ -1,8 +1,7 @@
 """`@tool`: a typed Python function becomes a durable tool.
 
-The signature is the contract: parameters become the JSON schema the model sees, annotations validate what it sends.
-Arguments are validated before the intent is stored, into the form that is stored; and again at each attempt, from what
-was stored into the Python values the function receives.
+The signature is the contract: parameters become the JSON schema the model sees, annotations validate what it sends
+(`hands/arguments.py`).
 """
 
 from __future__ import annotations
@@ -10,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_type_hints, overload
 
-from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import TypeAdapter
 
+from hands.arguments import Arguments, arguments_of
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Unknown, result_adapter, stored_result
 from hands.policy import Decision, Policy, check_rule, judge
-from shared.errors import BadDefinition, BadInput, NotStorable
+from shared.errors import BadDefinition
 from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds
-from shared.model.json import Json, canonical, clean, clean_text, digest
+from shared.model.json import Json, clean_text, digest
 from shared.model.tool import Replay, ToolSpec
 
 DEFAULT_POOL = "hands.default"
@@ -31,8 +29,6 @@ OUTPUT_LIMIT_BYTES = 65_536
 MAX_OUTPUT_BYTES = 1024 * 1024
 """A result is part of every later request of its session, and is stored with the arguments in one event."""
 MAX_OPERATION_KEY = 200
-MAX_PROBLEMS = 20
-MAX_SHOWN = 200
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
 _POOL = re.compile(r"hands\.[a-z0-9_-]+")
@@ -43,46 +39,6 @@ Returned = TypeVar("Returned")
 LookUpFunction: TypeAlias = Callable[[ToolContext], Any]
 ReplayName: TypeAlias = Replay | Literal["unsafe", "safe", "reconcile"]
 WhoIsTold: TypeAlias = Literal["model", "review"]
-
-
-class BadArguments(BadInput):
-    """Arguments do not fit; the message has one line for each problem and is written for a model to read."""
-
-
-class ArgumentValues(BaseModel):
-    """Validated arguments, one attribute each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """The parameters of a function that come from outside."""
-
-    model: type[ArgumentValues]
-    schema: dict[str, Any]
-    """JSON schema of the arguments object."""
-
-    def stored(self, arguments: object) -> dict[str, Any]:
-        """The arguments validated, defaults filled in, in the JSON form that is stored. Raises BadArguments."""
-        try:
-            return dict(clean(self.values(arguments).model_dump(mode="json", by_alias=True, warnings=False)))
-        except NotStorable as error:
-            raise BadArguments(str(error)) from None
-
-    def values(self, arguments: object) -> ArgumentValues:
-        """The validated Python values of a JSON object. Raises BadArguments."""
-        try:
-            return self.model.model_validate_json(canonical(clean(arguments)))
-        except NotStorable as error:
-            raise BadArguments(str(error)) from None
-        except ValidationError as error:
-            raise BadArguments(_problems(error, self.schema)) from None
-
-    def by_name(self, arguments: object) -> dict[str, Any]:
-        """The validated Python values as the function's keyword arguments. Raises BadArguments."""
-        values = self.values(arguments)
-        return {name: getattr(values, name) for name in self.model.model_fields}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +90,7 @@ class Tool(Generic[Parameters, Returned]):
         """JSON schema of the arguments object."""
         return self.arguments.schema
 
-    def __call__(self, *arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
+    def __call__(self, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Returned:
         return self.function(*arguments, **named)
 
     def spec(self) -> ToolSpec:
@@ -171,12 +127,11 @@ class Tool(Generic[Parameters, Returned]):
             return judge(self.policy, None, None)
         return judge(self.policy, self.arguments.values(arguments), agent_rule)
 
-    def call(self, context: ToolContext, arguments: object) -> object:
-        """Runs the function to its end with stored arguments; a coroutine gets an event loop of its own.
+    def call(self, context: ToolContext, named: Mapping[str, Any]) -> object:
+        """Runs the function to its end with these Python values; a coroutine gets an event loop of its own.
 
-        Raises what the function raises, and BadArguments before it is entered if the arguments no longer fit.
+        Raises what the function raises.
         """
-        named = self.arguments.by_name(arguments)
         function: Callable[..., object] = self.function
         return run_to_end(function(context, **named) if self.takes_context else function(**named))
 
@@ -321,18 +276,6 @@ def signature_of(function: Callable[..., Any], owner: str) -> tuple[dict[str, in
     return dict(inspect.signature(function).parameters), hints
 
 
-def arguments_of(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], owner: str) -> Arguments:
-    """The arguments that some parameters of `owner` ask for. Raises BadDefinition for what a model could not send."""
-    fields = {name: _field(parameter, hints, owner) for name, parameter in parameters.items()}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # parameters named like methods of a pydantic model do no harm here
-            model = create_model(f"{owner}_arguments", __base__=ArgumentValues, **fields)
-            return Arguments(model, model.model_json_schema())
-    except (PydanticUserError, NameError, TypeError, ValueError) as error:
-        raise BadDefinition(f"the parameters of {owner} have no JSON schema: {str(error).splitlines()[0]}") from None
-
-
 def check_identity(name: str, version: int, pool: str) -> None:
     """Raises BadDefinition for a name, version or pool under which nothing could be published."""
     if not _NAME.fullmatch(name):
@@ -345,34 +288,6 @@ def check_identity(name: str, version: int, pool: str) -> None:
 def run_to_end(value: object) -> object:
     """The value itself, or what a coroutine returns when run in an event loop of its own."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
-
-
-def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], owner: str) -> Any:
-    name = parameter.name
-    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise BadDefinition(f"{owner}: parameter {parameter} cannot be sent by name", "use plain named parameters")
-    if name not in hints:
-        raise BadDefinition(f"{owner}: parameter {name!r} has no annotation", "annotate it with its type")
-    if hints[name] is ToolContext:
-        raise BadDefinition(f"{owner}: {name!r} is a ToolContext and not the first parameter", "put it first")
-    if name.startswith("_"):
-        raise BadDefinition(f"{owner}: parameter {name!r} starts with an underscore", "rename it")
-    if parameter.default is parameter.empty:
-        return hints[name]
-    _check_default(hints[name], parameter.default, f"{owner}: the default of {name!r}")
-    return (hints[name], parameter.default)
-
-
-def _check_default(annotation: Any, default: object, subject: str) -> None:
-    """Refuses a default that would be stored and could not be read back, such as `text: str = None`."""
-    if isinstance(default, FieldInfo):
-        return
-    try:
-        TypeAdapter(annotation).validate_python(default)
-    except ValidationError:
-        raise BadDefinition(f"{subject} does not fit its annotation", "change one of them") from None
-    except PydanticUserError:
-        return  # a type without a schema is refused with the other parameters
 
 
 def _refuse_generator(function: Callable[..., Any], owner: str) -> None:
@@ -389,31 +304,3 @@ def _replay(value: str, owner: str) -> Replay:
 
 def _concurrency(given: object, owner: str) -> int:
     return check_count("concurrency", given, owner, most=MAX_CONCURRENCY)
-
-
-def _problems(error: ValidationError, schema: Mapping[str, Any]) -> str:
-    details = error.errors(include_url=False, include_context=False)
-    lines = [_problem(dict(detail), schema) for detail in details[:MAX_PROBLEMS]]
-    if len(details) > MAX_PROBLEMS:
-        lines.append(f"and {len(details) - MAX_PROBLEMS} more problems")
-    return "\n".join(lines)
-
-
-def _problem(detail: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    path = ".".join(str(part) for part in detail["loc"]) or "arguments"
-    match detail["type"]:
-        case "missing":
-            text = "is required"
-        case "extra_forbidden" if len(detail["loc"]) == 1:
-            text = f"is no argument; there are: {', '.join(schema.get('properties', {})) or 'none'}"
-        case _:
-            text = f"{_shortened(detail['msg'])} (got {_shortened(repr(detail['input']))})"
-    return f"{_shortened(path)}: {_one_line(text)}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(clean_text(text).split())
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."

@@ -304,7 +304,13 @@ def test_a_call_that_never_gets_through_is_tried_as_often_as_it_may_be_and_then_
 @pytest.mark.promise("F7", "F4")
 @pytest.mark.hazard(2)
 @pytest.mark.parametrize(
-    ("how", "error"), [("boom", "ValueError: boom"), ("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt: ")]
+    ("how", "error"),
+    [
+        ("boom", "ValueError: boom"),
+        ("exit", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt: "),
+        ("misuse", "BadArguments: items: is required"),
+    ],
 )
 def test_whatever_an_unsafe_tool_raises_leaves_its_effect_unknown_and_its_worker_alive(
     tools: Fleet, how: str, error: str

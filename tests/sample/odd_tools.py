@@ -164,9 +164,12 @@ def spin_safe(name: str) -> None:
 
 
 @tool
-def leave(how: Literal["exit", "interrupt", "boom"]) -> None:
+def leave(how: Literal["exit", "interrupt", "boom", "misuse"]) -> None:
     """Act, and try to take the process along."""
     act(f"leave {how}")
+    if how == "misuse":
+        order.validate({"items": []})
+        order.validate({})
     raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "boom": ValueError("boom")}[how]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import EmailStr
 
+from hands.arguments import BadArguments
 from hands.flow import AnyDocument, Flow, FlowTransition, Step, TaskResult, Update, phase, run_phase
-from hands.tool import BadArguments, tool
+from hands.tool import tool
 from shared.errors import BadDefinition, NotStorable
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
@@ -102,7 +103,7 @@ def test_a_phase_decides_children_changes_and_where_to_go_on_as_one_step() -> No
 
     first, second = decided.spawns
     assert (first.kind, first.name, first.version) == ("tool:send_mail", "send_mail", 3)
-    assert first.arguments == {"to": "customer-1@example.com", "copies": 1}
+    assert first.arguments == {"to": "customer-1@example.com"}
     assert decided.transition == Wait((first.id, second.id), "report", {"due": "2026-10-01T08:00:00Z"})
     assert [change.document for change in decided.updates] == [Mails]
     assert shown == ["2 mails"]
