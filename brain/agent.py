@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from brain.models.timeouts import Timeouts
 from shared.errors import BadDefinition, NotStorable
 from shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
 from shared.model.json import clean
@@ -46,6 +47,10 @@ class Agent(BaseModel):
     """The provider works while nobody waits for it (the Responses API's background mode), and is asked now and then."""
     request_seconds: float = Field(default=600.0, gt=0, le=MAX_SECONDS)
     """How long one model call may take in all, also in the background."""
+    first_token_seconds: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+    """How long the provider may take until it begins its reply; None: as long as the whole call."""
+    silence_seconds: float | None = Field(default=180.0, gt=0, le=MAX_SECONDS)
+    """How long a reply that has begun may pause; None: as long as the whole call."""
     retries: int = Field(default=8, ge=0, le=MAX_TRIES)
     """How often one request is sent again."""
     description: str | None = Field(default=None, min_length=1)
@@ -93,6 +98,11 @@ class Agent(BaseModel):
         if self.continues is not None and self.continues > self.version:
             raise ValueError(f"continues={self.continues} is newer than version {self.version}")
         return self
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long one model call may take."""
+        return Timeouts(whole=self.request_seconds, first=self.first_token_seconds, silence=self.silence_seconds)
 
     @property
     def oldest(self) -> int:

@@ -29,8 +29,10 @@ from typing import Any, TypeAlias
 
 from brain.agent import Agent
 from brain.models import responses
-from brain.models.provider import estimated_usage, required_key
+from brain.models.line import endpoint
+from brain.models.provider import estimated_usage
 from brain.models.reply import Interrupted, ProviderError
+from brain.models.timeouts import Timeouts
 from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step
 from shared.engine.draft import Draft
@@ -41,7 +43,6 @@ from shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, 
 from shared.model.prices import Prices
 from shared.model.task import Done, Fail, Sleep, Task, Transition
 from shared.runtime.logs import logger
-from shared.runtime.settings import settings
 
 log = logger("brain")
 
@@ -53,9 +54,9 @@ LONGEST_LOOK_SECONDS = 30.0
 LOOKS_UNTIL_FORGOTTEN = 3
 """A provider of several servers may not know everywhere at once what one of them has accepted."""
 
-CALL_SECONDS = 30.0
+CALL_TIMEOUTS = Timeouts(whole=30.0)
 """How long a look or a cancel may take."""
-PHASE_SECONDS = 120.0
+PHASE_SECONDS = 60.0
 
 CANCEL_TRIES = 8
 NOTHING_TO_CANCEL = frozenset({400, 404, 409, 410})
@@ -71,7 +72,7 @@ class Later:
     unknown: bool = False
 
 
-Seen: TypeAlias = responses.Answer | Later | Interrupted | ProviderError
+Seen: TypeAlias = responses.Response | Later | Interrupted | ProviderError
 GiveUp: TypeAlias = Callable[[Draft, Interrupted | ProviderError], Transition]
 
 
@@ -80,7 +81,7 @@ def without_handle(task: Task) -> Task:
     return replace(task, checkpoint={name: value for name, value in task.checkpoint.items() if name != HANDLE})
 
 
-def accepted(answer: responses.Answer, *, task: Task, agent: Agent, body: dict[str, Any], digest: str) -> Step:
+def accepted(answer: responses.Response, *, task: Task, agent: Agent, body: dict[str, Any], digest: str) -> Step:
     """Store the handle of a response that the provider has begun, and sleep until the first look.
 
     Should the claim be lost by now, or the task cancelled, the provider is told to stop.
@@ -109,16 +110,19 @@ def accepted(answer: responses.Answer, *, task: Task, agent: Agent, body: dict[s
     return Step(store, left_behind=lambda draft: endings.give_up_response(draft, orphan))
 
 
-def look(task: Task) -> Seen:
-    """Ask the provider how the response stands: its end, or that it must be looked at later, or that it is lost."""
-    known = handle(task)
+def look(run: Run) -> Seen:
+    """Ask the provider how the response stands: its end, or that it must be looked at later, or that it is lost.
+
+    A cancel ends the look at once: the generation ends by it, and the response is cancelled at the provider.
+    """
+    known = handle(run.task)
     assert known is not None
     try:
         answer = responses.retrieve(
             known["response_id"],
-            api_key=required_key(),
-            base_url=settings().openai_base_url,
-            seconds=CALL_SECONDS,
+            at=endpoint(),
+            timeouts=CALL_TIMEOUTS,
+            stop=lambda: run.cancelled or run.stopped,
         )
     except Interrupted as lost:
         return Later(problem=lost.reason)
@@ -181,9 +185,9 @@ def _cancel(run: Run) -> Step:
     try:
         answer = responses.cancel(
             task.input["response_id"],
-            api_key=required_key(),
-            base_url=settings().openai_base_url,
-            seconds=CALL_SECONDS,
+            at=endpoint(),
+            timeouts=CALL_TIMEOUTS,
+            stop=lambda: run.stopped,
         )
         status = answer.status
     except (Interrupted, ProviderError) as problem:

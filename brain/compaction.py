@@ -19,7 +19,8 @@ from brain.agent import Agent, Agents, agent_of
 from brain.decide import unusable
 from brain.history import read_context
 from brain.models import chat
-from brain.models.provider import estimated_usage, required_key
+from brain.models.line import endpoint
+from brain.models.provider import estimated_usage
 from brain.models.reply import Interrupted, ProviderError, Reply
 from shared.engine.definition import Kind, Phase, Step
 from shared.engine.draft import Draft
@@ -30,12 +31,11 @@ from shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_json
 from shared.model.event import ContextCompacted, ModelError, ModelInterrupted, ModelRequest, Usage
 from shared.model.ids import new_task_id
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition
-from shared.runtime.settings import settings
 
 VERSION = 1
 
-SLACK_SECONDS = 90.0
-"""As a generation has: the deadline of a call may be noticed late, and its commit needs time."""
+SLACK_SECONDS = 30.0
+"""As a generation has: the commit after the call's deadline needs time."""
 
 LEAST_CHARACTERS = 400
 """What is shorter is not worth a summary, and none is made of what was shortened to less."""
@@ -139,9 +139,8 @@ def _room(agent: Agent, found: cutting.Cut) -> int:
 def _ask(run: Run, agent: Agent, body: dict[str, Any]) -> Reply:
     return chat.send(
         body,
-        api_key=required_key(),
-        base_url=settings().openai_base_url,
-        seconds=agent.request_seconds,
+        at=endpoint(),
+        timeouts=agent.timeouts,
         on_text=run.progress,
         stop=lambda: run.cancelled or run.stopped,
     )

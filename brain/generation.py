@@ -26,7 +26,8 @@ from brain.counting import count_request
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
 from brain.history import RESULT_TYPES, read_context
 from brain.models import chat, responses
-from brain.models.provider import OVERFLOW, estimated_usage, required_key
+from brain.models.line import endpoint
+from brain.models.provider import OVERFLOW, estimated_usage
 from brain.models.reply import Interrupted, ProviderError, Reply
 from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
@@ -55,8 +56,8 @@ from shared.runtime.settings import settings
 from shared.store import reads, workers
 from shared.store.database import Database
 
-SLACK_SECONDS = 90.0
-"""A request may notice its own deadline late, after the provider's longest silence; its commit needs time too."""
+SLACK_SECONDS = 30.0
+"""A request ends at its own deadline; its commit needs time too."""
 MISSING_TOOL_SECONDS = 3.0
 CATALOGUE_SECONDS = 1.0
 REPLY_CHARACTERS = 1_000_000
@@ -213,7 +214,7 @@ def _joined(task: Task) -> list[str]:
     return joined
 
 
-def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Answer | None = None) -> Step:
+def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Response | None = None) -> Step:
     """Call the model with the pinned request, or take a response to it that has ended, and say what to store."""
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
@@ -231,24 +232,20 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.An
         if tokens > agent.context_tokens:
             limit = f"{agent.context_tokens:,} of context_tokens"
             return Step(partial(make_room, reason=f"the request has about {tokens:,} tokens, more than the {limit}"))
-    base_url, seconds = settings().openai_base_url, agent.request_seconds
+
+    def unwanted() -> bool:
+        return run.cancelled or run.stopped
+
     try:
         if ended is None and agent.background:
-            answer = responses.create(body, api_key=required_key(), base_url=base_url, seconds=seconds)
+            answer = responses.create(body, at=endpoint(), timeouts=agent.timeouts, stop=unwanted)
             if answer.pending:
                 return background.accepted(answer, task=task, agent=agent, body=body, digest=digest)
             ended = answer
         if ended is not None:
             reply = responses.reply_of(ended, body)
         else:
-            reply = chat.send(
-                body,
-                api_key=required_key(),
-                base_url=base_url,
-                seconds=seconds,
-                on_text=run.progress,
-                stop=lambda: run.cancelled or run.stopped,
-            )
+            reply = chat.send(body, at=endpoint(), timeouts=agent.timeouts, on_text=run.progress, stop=unwanted)
     except Interrupted as cut:
         if run.cancelled:
             return Step(lambda _draft: Sleep(0, phase="retry"))
@@ -277,8 +274,8 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.An
 
 def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     """Look at a response that the provider works on; once it has ended, go on as if it had just been said."""
-    seen = background.look(run.task)
-    if isinstance(seen, responses.Answer):
+    seen = background.look(run)
+    if isinstance(seen, responses.Response):
         return _request(agents, catalogue, run, seen)
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])

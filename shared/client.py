@@ -174,6 +174,14 @@ class Client:
             events += page
         return events
 
+    def event(self, session: SessionId | UUID | str, seq: int) -> reads.EventAround:
+        """One event with those that caused it and those that it caused. Raises UnknownSession and BadInput."""
+        found = self._found(session)
+        around = reads.event_around(self._database, lineage.parts(self._database, found), _bound(seq, "seq"))
+        if around is None:
+            raise BadInput(f"session {found.id} has no event {seq}", f"`brainhands show {found.id}` lists its events")
+        return around
+
     def documents(self, session: SessionId | UUID | str, *, at: int | None = None) -> list[StoredDocument]:
         """The session's documents as they are now, or as of the commit that ended at or before event `at`.
 

@@ -1,82 +1,64 @@
 """The adapter to Chat Completions: one streamed request by the `openai` package, one whole reply or the reason why not.
 
 A reply counts only once its finish reason was seen. Retries are not made here: count and delay are task state. The
-stream is read as bytes, so that the deadline and `stop` also hold against a provider that sends nothing but
-keep-alive comments, and as plain dicts, since a model object for each chunk costs more than the chunk says.
+stream is read as plain dicts, since a model object for each chunk costs more than the chunk says.
 """
 
 from __future__ import annotations
 
 import json
-import ssl
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
-
-from brain.models.provider import counted_usage, estimated_usage, open_stream, provider_error, text_of
+from brain.models.line import Answer, Endpoint, Lost, asking, never
+from brain.models.provider import counted_usage, estimated_usage, provider_error, text_of
 from brain.models.reply import Interrupted, RawCall, Reply
+from brain.models.timeouts import Timeouts
 from shared.model.json import Json, clean_text
 
 
 def send(
     body: dict[str, Any],
     *,
-    api_key: str,
-    base_url: str | None,
-    seconds: float,
+    at: Endpoint,
+    timeouts: Timeouts,
     on_text: Callable[[str], None],
-    stop: Callable[[], bool],
+    stop: Callable[[], bool] = never,
 ) -> Reply:
     """Sends a Chat Completions body and returns the whole reply. Raises Interrupted and ProviderError.
 
-    `seconds` bounds the whole call; it and `stop` are looked at whenever bytes arrive, so that silence can add
-    SILENCE_SECONDS to them. `on_text` gets each new piece of text; what it raises ends the call and comes through.
+    `on_text` gets each new piece of text; what it raises ends the call and comes through.
     """
-    deadline = time.monotonic() + seconds
     heard = _Heard()
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    path = "/chat/completions"
-    with open_stream("POST", path, streamed, api_key=api_key, base_url=base_url, seconds=seconds) as stream:
-        end = _listen(stream.response, heard, deadline, on_text, stop)
+    with asking("POST", "/chat/completions", streamed, at=at, timeouts=timeouts, stop=stop) as answer:
+        end = _listen(answer, heard, on_text)
     if not heard.finish_reason:
         raise Interrupted(heard.text(), end)
     return heard.reply(body)
 
 
-def _listen(
-    response: httpx2.Response,
-    heard: _Heard,
-    deadline: float,
-    on_text: Callable[[str], None],
-    stop: Callable[[], bool],
-) -> str:
+def _listen(answer: Answer, heard: _Heard, on_text: Callable[[str], None]) -> str:
     """Takes the stream in and says why it ended.
 
     It is read to its very end, not only to its `[DONE]`: a connection that is left in the middle of an answer is lost
     for the next request.
     """
     try:
-        for lines in _lines(response.iter_bytes()):
+        for lines in _lines(answer.pieces()):
             for line in lines:
                 if not line.startswith(b"data:"):
                     continue
+                answer.speaks()
                 try:
                     text = heard.take(line[5:].strip())
                 except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
                     return "a piece of the stream makes no sense"
                 if text:
                     on_text(clean_text(text))
-            if stop():
-                return "stopped"
-            if time.monotonic() >= deadline:
-                return "the deadline has passed"
-    except httpx2.TimeoutException:
-        return "the provider fell silent"
-    except (httpx2.RequestError, ssl.SSLError) as lost:
-        return f"the connection was lost ({type(lost).__name__})"
+    except Lost as lost:
+        return str(lost)
     return "the stream ended without a finish reason"
 
 

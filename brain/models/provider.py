@@ -1,26 +1,21 @@
-"""What the adapters to a provider share: one request by the `openai` package, and what its errors and counts mean."""
+"""What the adapters to a provider share: what its errors, counts and headers mean."""
 
 from __future__ import annotations
 
 import email.utils
-import functools
+import json
 import math
-import os
 import time
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
-import openai
 
-from brain.models.reply import Interrupted, ProviderError
+from brain.models.reply import ProviderError
 from shared.kernel.tokens import estimate_json, estimate_text
 from shared.model.event import Usage
 from shared.model.json import Json, clean_text
 from shared.runtime.settings import settings
 
-CONNECT_SECONDS = 10.0
-SILENCE_SECONDS = 60.0
-"""How long a provider may send nothing at all."""
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000
 MOST_TOKENS = 2**31 - 1
@@ -37,8 +32,6 @@ FINAL_CODES_WITHOUT_STATUS = FINAL_CODES | {
     "misalignment_policy_violation",
 }
 """In a stream and in a failed response there is no status that tells a bad request from a failed server."""
-NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-BAD_ADDRESS = (httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
 
 
 def required_key() -> str:
@@ -47,51 +40,6 @@ def required_key() -> str:
     if key is None or not key.get_secret_value():
         raise ProviderError("OPENAI_API_KEY is not set for this Brain worker", heals=False)
     return key.get_secret_value()
-
-
-def open_stream(
-    method: Literal["GET", "POST"],
-    path: str,
-    body: dict[str, Any] | None,
-    *,
-    api_key: str,
-    base_url: str | None,
-    seconds: float,
-) -> openai.Stream[object]:
-    """Sends one request and gives its answer, of which nothing was read yet. Raises Interrupted and ProviderError."""
-    silence = min(SILENCE_SECONDS, seconds)
-    connect = min(CONNECT_SECONDS, seconds)
-    client = _client(os.getpid(), api_key, base_url)
-    timeout = httpx2.Timeout(connect=connect, read=silence, write=silence, pool=connect)
-    options: openai.RequestOptions = {"timeout": timeout}
-    answers = openai.Stream[object]
-    try:
-        # The typed methods walk through all messages to convert them; they are in their final form already.
-        if method == "GET":
-            return client.get(path, cast_to=object, options=options, stream=True, stream_cls=answers)
-        return client.post(path, cast_to=object, body=body, options=options, stream=True, stream_cls=answers)
-    except openai.APIStatusError as refused:
-        error = provider_error(refused.body, refused.status_code, retry_after(refused.response.headers), api_key)
-        raise error from None
-    except openai.APIConnectionError as lost:
-        raise _no_answer(lost.__cause__ or lost) from None
-    except httpx2.RequestError as lost:  # while the text of an error was read
-        raise _no_answer(lost) from None
-
-
-@functools.lru_cache(maxsize=16)
-def _client(_process: int, api_key: str, base_url: str | None) -> openai.OpenAI:
-    """One client, and so one pool of connections, for each process: a forked child must not use its parent's."""
-    return openai.OpenAI(api_key=api_key, base_url=base_url, max_retries=0)
-
-
-def _no_answer(cause: BaseException) -> Interrupted | ProviderError:
-    what = f"{type(cause).__name__}: {cause}"
-    if isinstance(cause, NOT_SENT):
-        return ProviderError(f"the provider cannot be reached ({what})", heals=True)
-    if isinstance(cause, BAD_ADDRESS):
-        return ProviderError(f"the provider's address or key cannot be used ({type(cause).__name__})", heals=False)
-    return Interrupted("", f"no answer ({what})")
 
 
 def estimated_usage(body: dict[str, Any], said: str) -> Usage:
@@ -125,6 +73,16 @@ def text_of(value: object) -> str:
 def _count(usage: Json, name: str) -> int | None:
     value = usage.get(name) if isinstance(usage, dict) else None
     return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
+
+
+def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: str) -> ProviderError:
+    """What an HTTP answer that is a refusal says; `text` is the beginning of its body."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        said = text.decode(errors="replace").strip()
+    error = said.get("error") or said if isinstance(said, dict) else said
+    return provider_error(error, status, retry_after(headers), api_key)
 
 
 def provider_error(error: object, status: int | None, retry_after: float | None, api_key: str) -> ProviderError:

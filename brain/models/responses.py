@@ -8,39 +8,27 @@ objects are read as plain dicts, so that an item of a kind that nobody knows her
 from __future__ import annotations
 
 import json
-import ssl
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-import httpx2
-
-from brain.models.provider import (
-    counted_usage,
-    estimated_usage,
-    open_stream,
-    provider_error,
-    retry_after,
-    text_of,
-)
+from brain.models.line import Endpoint, Lost, asking, never
+from brain.models.provider import counted_usage, estimated_usage, provider_error, retry_after, text_of
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brain.models.timeouts import Timeouts
 from shared.model.event import Usage
 from shared.model.json import clean_text
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled", "expired"})
 """Statuses in which nothing more comes; in any other one the provider is taken to work on it still."""
 
-LONGEST_ANSWER = 16 * 1024 * 1024
-"""Bytes; a response repeats instructions and tools of its request."""
-
 TEXT_OPTIONS = {"response_format": "format", "verbosity": "verbosity"}
 """Options of Chat Completions that belong under `text` here, and their names there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Response:
     """A response as the provider shows it; `retry_after` is in seconds."""
 
     content: dict[str, Any]
@@ -59,25 +47,25 @@ class Answer:
         return self.status not in ENDED
 
 
-def create(body: dict[str, Any], *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+def create(body: dict[str, Any], *, at: Endpoint, timeouts: Timeouts, stop: Callable[[], bool] = never) -> Response:
     """Have the provider begin with a request. Raises Interrupted, if it may have begun, and ProviderError."""
     kept = {**body, "background": True, "store": True}
-    answer = _ask("POST", "/responses", kept, api_key=api_key, base_url=base_url, seconds=seconds)
+    answer = _ask("POST", "/responses", kept, at=at, timeouts=timeouts, stop=stop)
     if not answer.response_id.strip("."):
         raise Interrupted("", "the provider gave the response no id")
     return answer
 
 
-def retrieve(response_id: str, *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+def retrieve(response_id: str, *, at: Endpoint, timeouts: Timeouts, stop: Callable[[], bool] = never) -> Response:
     """The response as it is now. Raises Interrupted, if the answer was lost, and ProviderError."""
     path = f"/responses/{quote(response_id, safe='')}"
-    return _ask("GET", path, None, api_key=api_key, base_url=base_url, seconds=seconds)
+    return _ask("GET", path, None, at=at, timeouts=timeouts, stop=stop)
 
 
-def cancel(response_id: str, *, api_key: str, base_url: str | None, seconds: float) -> Answer:
+def cancel(response_id: str, *, at: Endpoint, timeouts: Timeouts, stop: Callable[[], bool] = never) -> Response:
     """Have the provider stop; a response that has ended stays as it is. Raises Interrupted and ProviderError."""
     path = f"/responses/{quote(response_id, safe='')}/cancel"
-    return _ask("POST", path, None, api_key=api_key, base_url=base_url, seconds=seconds)
+    return _ask("POST", path, None, at=at, timeouts=timeouts, stop=stop)
 
 
 def _ask(
@@ -85,37 +73,23 @@ def _ask(
     path: str,
     body: dict[str, Any] | None,
     *,
-    api_key: str,
-    base_url: str | None,
-    seconds: float,
-) -> Answer:
-    deadline = time.monotonic() + seconds
-    with open_stream(method, path, body, api_key=api_key, base_url=base_url, seconds=seconds) as stream:
-        text = _read(stream.response, deadline)
-        asked_for = retry_after(stream.response.headers)
+    at: Endpoint,
+    timeouts: Timeouts,
+    stop: Callable[[], bool],
+) -> Response:
+    try:
+        with asking(method, path, body, at=at, timeouts=timeouts, stop=stop) as answer:
+            text = b"".join(answer.pieces())
+            asked_for = retry_after(answer.headers)
+    except Lost as lost:
+        raise Interrupted("", str(lost)) from None
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise Interrupted("", "the provider's answer makes no sense")
-    return Answer(content=content, retry_after=asked_for)
-
-
-def _read(response: httpx2.Response, deadline: float) -> bytes:
-    text = bytearray()
-    try:
-        for piece in response.iter_bytes():
-            text += piece
-            if len(text) > LONGEST_ANSWER:
-                raise ProviderError(f"the answer has more than {LONGEST_ANSWER:,} bytes", heals=False)
-            if time.monotonic() >= deadline:
-                raise Interrupted("", "the deadline has passed")
-    except httpx2.TimeoutException:
-        raise Interrupted("", "the provider fell silent") from None
-    except (httpx2.RequestError, ssl.SSLError) as lost:
-        raise Interrupted("", f"the connection was lost ({type(lost).__name__})") from None
-    return bytes(text)
+    return Response(content=content, retry_after=asked_for)
 
 
 def request_of(chat: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +157,7 @@ def _flat(value: Any) -> Any:
     return {"type": value["type"], **inner}
 
 
-def reply_of(answer: Answer, body: dict[str, Any]) -> Reply:
+def reply_of(answer: Response, body: dict[str, Any]) -> Reply:
     """What a response came to that has ended; `body` is its request.
 
     Raises Interrupted where the model may have worked on it and there is no whole reply, and ProviderError where it
@@ -260,7 +234,7 @@ def _call(item: dict[str, Any]) -> RawCall:
     )
 
 
-def _finish_reason(answer: Answer, said: _Said) -> str | None:
+def _finish_reason(answer: Response, said: _Said) -> str | None:
     """Why a reply ended, in the words of Chat Completions; None for a response that came to no reply."""
     if answer.status == "completed":
         return "tool_calls" if said.calls else "stop"
@@ -270,7 +244,7 @@ def _finish_reason(answer: Answer, said: _Said) -> str | None:
     return None
 
 
-def _unfinished(answer: Answer, text: str, usage: Usage | None) -> Interrupted | ProviderError:
+def _unfinished(answer: Response, text: str, usage: Usage | None) -> Interrupted | ProviderError:
     if answer.status != "failed":
         # Whoever cancelled it at the provider does not want it to be asked for again.
         heals = answer.status != "cancelled"

@@ -9,13 +9,14 @@ from __future__ import annotations
 from celery import Celery
 from kombu import Queue
 
-from shared.bus import transport
 from shared.bus.events import BatchedEvents
 
 
 def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
-    """A Celery app that reads `queue`, with worker pool `pool` (prefork or threads) unless the command line differs."""
-    transport.use()
+    """A Celery app that reads `queue`, with worker pool `pool`: prefork or threads.
+
+    Connections are kombu's own, which Flower needs, until `transport.use` says otherwise.
+    """
     app = Celery(name, broker=redis_url, set_as_current=False)
     app.conf.update(
         broker_transport_options={
@@ -27,6 +28,7 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
             "interval_start": 0,
             "interval_step": 0.2,
             "interval_max": 0.5,
+            "priority_steps": [0],
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from shared.client import Client
 from shared.runtime.settings import Addresses, addresses
 from shared.store import migrate
+from shared.store.database import Database
+
+TENANT = "default"
 
 
 def current_addresses() -> Addresses:
@@ -27,6 +30,15 @@ def open_client() -> Iterator[Client]:
         yield client
     finally:
         client.close()
+
+
+@contextmanager
+def open_database() -> Iterator[Database]:
+    database = Database(current_addresses().database_url)
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 def who() -> str:

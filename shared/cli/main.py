@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -18,7 +19,7 @@ from shared.cli.env import env
 from shared.cli.fork import fork
 from shared.cli.parts import brain, flower, hands, migrate, relay
 from shared.cli.redact import erase, redact
-from shared.cli.show import sessions, show
+from shared.cli.show import event, sessions, show
 from shared.cli.signal import signal
 from shared.cli.submit import submit, watch
 from shared.cli.terminal import escaped, prepare, say
@@ -70,6 +71,7 @@ for command in (
     watch,
     sessions,
     show,
+    event,
     document,
     awake,
     fork,
@@ -91,6 +93,13 @@ def app() -> None:
         _fail(error)
     except TRANSIENT as error:
         _fail(ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs"))
+    except OSError as error:
+        _fail(BrainhandsError(f"the system refuses: {error}", "see that files and output can be read and written"))
+    except Exception as error:
+        if os.environ.get("BRAINHANDS_LOG_LEVEL", "").upper() == "DEBUG":
+            raise
+        told = f"{type(error).__name__}: {error}"
+        _fail(BrainhandsError(f"unexpected {told}", "report it, with what BRAINHANDS_LOG_LEVEL=DEBUG shows"))
 
 
 def _fail(error: BrainhandsError) -> None:

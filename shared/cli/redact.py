@@ -20,9 +20,13 @@ def redact(
     session: Session,
     seqs: Annotated[list[int], typer.Argument(help="The events, by seq.")],
     reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, for good.")] = False,
     json: AsJson = False,
 ) -> None:
     """Take the content of events out of the store, for good; the log stays verifiable and says so."""
+    if not yes:
+        what = f"the content of {len(seqs)} events of session {session}"
+        raise BadInput(f"this takes {what} out of the store, for good", "add --yes to do it")
     with open_client() as client:
         done = client.redact(session, seqs, reason=reason, who=who())
     if json:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from shared.cli import timeline
-from shared.cli.door import current_addresses, open_client
+from shared.cli.door import TENANT, open_client, open_database
 from shared.cli.submit import AsJson
 from shared.cli.terminal import escaped, one_line, say, say_json, styled, width
-from shared.cli.timeline import span
+from shared.cli.timeline import moment, span
+from shared.kernel.verify import head_of
 from shared.model import wire
 from shared.model.event import Event
 from shared.model.ids import TaskId
@@ -22,10 +22,8 @@ from shared.model.session import Session
 from shared.model.submission import Submission
 from shared.model.task import Outcome, Task
 from shared.store import reads
-from shared.store.database import Database, Row
+from shared.store.database import Row
 from shared.store.reads import SessionView
-
-TENANT = "default"
 
 OUTCOME_STYLES = {
     Outcome.SUCCEEDED: "green",
@@ -35,33 +33,72 @@ OUTCOME_STYLES = {
 }
 
 
+OneSession = Annotated[str, typer.Argument(help="The session's id.")]
+
+
 def sessions(json: AsJson = False) -> None:
-    """List the newest sessions."""
-    database = Database(current_addresses().database_url)
-    try:
+    """List the newest sessions, each with the head of its log, which `verify --head` takes."""
+    with open_database() as database:
         found = reads.sessions_of(database, TENANT)
-    finally:
-        database.close()
     if json:
         say_json([_session_json(row) for row in found])
         return
+    if not found:
+        say("there are no sessions yet")
     for row in found:
         state = f"{row['open_tasks']} open" if row["open_tasks"] else "erased" if row["erased_at"] else "idle"
         name = one_line(str(row["agent"]), 24)
-        say(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {_moment(row['created_at'])}")
+        say(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {moment(row['created_at'])}")
+        say(styled((f"    head {_head_of_row(row)}", "dim")))
 
 
 def show(
-    session: Annotated[str, typer.Argument(help="The session's id.")],
+    session: OneSession,
+    full: Annotated[bool, typer.Option("--full", help="Show each event whole.")] = False,
+    type: Annotated[list[str] | None, typer.Option(help="Only events of this type, or of several.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only events of this task, by its id or the end of it.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Show a session: its conversations, submissions, tasks and the timeline of its events."""
+    """Show a session: its conversations, submissions, tasks and the timeline of its events, or some of the events."""
     with open_client() as client:
         view, events = client.session(session), client.events(session)
+    if some := bool(type or task):
+        events = [event for event in events if _is_asked_for(event, type, task)]
     if json:
         say_json(_view_json(view, events))
+        return
+    if not some:
+        _print_view(view)
+    elif not events:
+        say("no event fits")
+    if full:
+        for each in events:
+            say()
+            timeline.say_whole(each)
     else:
-        _print_view(view, events)
+        for line in timeline.lines(events):
+            say(line)
+
+
+def event(
+    session: OneSession, seq: Annotated[int, typer.Argument(help="The event's number.")], json: AsJson = False
+) -> None:
+    """Show one event whole, with the events that caused it and those that it caused."""
+    with open_client() as client:
+        found = client.event(session, seq)
+    if json:
+        say_json({**wire.event(found.event), "effects": [effect.seq for effect in found.effects]})
+        return
+    timeline.say_whole(found.event)
+    for title, others in (("caused by", found.causes), ("effects", found.effects)):
+        _title(title if others else f"{title}: none")
+        for line in timeline.lines(others):
+            say(line)
+
+
+def _is_asked_for(event: Event, types: list[str] | None, task: str | None) -> bool:
+    of_task = task is None or (event.task_id is not None and str(event.task_id).endswith(task.lower()))
+    return of_task and (not types or event.type in types)
 
 
 def _session_json(row: Row) -> dict[str, object]:
@@ -72,7 +109,12 @@ def _session_json(row: Row) -> dict[str, object]:
         "last_seq": row["last_seq"],
         "created_at": row["created_at"].isoformat(timespec="microseconds"),
         "last_at": row["last_at"].isoformat(timespec="microseconds"),
+        "head": _head_of_row(row),
     }
+
+
+def _head_of_row(row: Row) -> str:
+    return f"{row['last_seq']}:{row['last_hash'].hex()}"
 
 
 def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
@@ -85,12 +127,13 @@ def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:
     }
 
 
-def _print_view(view: SessionView, events: list[Event]) -> None:
+def _print_view(view: SessionView) -> None:
     head, lasted = view.session, span(view.session.last_at - view.session.created_at)
     say(styled((f"session {head.id}", "bold")))
-    say(f"{_moment(head.created_at)}, {lasted}, {head.last_seq} events, {_use(head)}")
+    say(f"{moment(head.created_at)}, {lasted}, {head.last_seq} events, {_use(head)}")
+    say(f"head {head_of(head)}")
     if head.erased_at is not None:
-        say(styled((f"erased {_moment(head.erased_at)}", "magenta")))
+        say(styled((f"erased {moment(head.erased_at)}", "magenta")))
     if head.forked_from is not None:
         say(f"forked from session {head.forked_from} at event {head.forked_at}")
     _title("conversations")
@@ -106,9 +149,7 @@ def _print_view(view: SessionView, events: list[Event]) -> None:
         say(_task_line(task, depth))
         if task.blocked is not None:
             say(styled((f"    blocked: {task.blocked}", "yellow")))
-    _title("timeline (time since the start, time since the latest cause)")
-    for line in timeline.lines(events):
-        say(line)
+    _title("timeline (time of day, time since the start, time since the latest cause)")
 
 
 def _title(title: str) -> None:
@@ -139,12 +180,11 @@ def _tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:
     for task in tasks:
         owned.setdefault(task.owner_id if task.owner_id in known else None, []).append(task)
 
-    def below(owner: TaskId | None, depth: int) -> Iterator[tuple[int, Task]]:
-        for task in owned.get(owner, ()):
-            yield depth, task
-            yield from below(task.id, depth + 1)
-
-    return below(None, 0)
+    left = [(task, 0) for task in reversed(owned.get(None, []))]
+    while left:
+        task, depth = left.pop()
+        yield depth, task
+        left += [(each, depth + 1) for each in reversed(owned.get(task.id, []))]
 
 
 def _task_line(task: Task, depth: int) -> Text:
@@ -153,7 +193,7 @@ def _task_line(task: Task, depth: int) -> Text:
     tried = f" {task.phase_attempts} tried" if task.is_open and task.phase_attempts else ""
     style = OUTCOME_STYLES.get(task.outcome, "") if task.outcome else "cyan"
     line = styled(f"  {_short(task.id)}  {name:<26} ", (f"{state:<12}", style), f" {task.phase:<10}{tried}")
-    why = task.error or (f"wakes {_moment(task.wake_at)}" if task.wake_at else "")
+    why = task.error or (f"wakes {moment(task.wake_at)}" if task.wake_at else "")
     if why:
         line += styled(("  " + one_line(why, max(10, width() - len(line) - 2)), "yellow"))
     line.rstrip()
@@ -163,7 +203,3 @@ def _task_line(task: Task, depth: int) -> Text:
 def _short(id: object) -> str:
     """The last digits of an id: they are the random ones."""
     return str(id)[-8:]
-
-
-def _moment(time: datetime) -> str:
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from shared.cli.terminal import one_line, styled, width
+from shared.cli.terminal import escaped, one_line, say, styled, width
 from shared.model import wire
 from shared.model.event import REDACTED, Event, RedactedPayload, UnknownPayload, read_payload
 from shared.model.json import Json
@@ -37,21 +37,50 @@ STYLES = {
 
 
 def lines(events: Iterable[Event]) -> Iterator[Text]:
-    """A line for each event as it comes: seq, time since the first one, time since its latest cause, and the rest."""
+    """A line for each event as it comes: seq, time of day, time since the first one and since its latest cause, what it
+    is, as much of what it says as fits, and its causes.
+    """
     times: dict[int, datetime] = {}
     for event in events:
         times[event.seq] = event.at
         since = event.at - times[min(times)]
         cause = max((seq for seq in event.causes if seq in times), default=None)
         took = "" if cause is None else span(event.at - times[cause])
-        head = f"{event.seq:>5} {'+' + span(since):>10} {took:>8}  "
+        head = f"{event.seq:>5} {event.at.astimezone():%H:%M:%S} {'+' + span(since):>8} {took:>7}  "
         causes = f"  <- {','.join(map(str, event.causes))}" if event.causes else ""
         room = max(10, width() - len(head) - TYPE_WIDTH - 1 - len(causes))
-        named = (f"{event.type:<{TYPE_WIDTH}} ", STYLES.get(event.type, ""))
-        yield styled((head, "dim"), named, one_line(_told(event), room), (causes, "dim"))
+        yield styled((head, "dim"), _type(event), one_line(told(event), room), (causes, "dim"))
 
 
-def _told(event: Event) -> str:
+def say_whole(event: Event) -> None:
+    """Print all of an event; what it says as JSON on lines of its own."""
+    say(styled((f"event {event.seq}  ", "bold"), _type(event), (f"version {event.version}", "dim")))
+    facts = {
+        "at": moment(event.at, "microseconds"),
+        "causes": ", ".join(map(str, event.causes)),
+        "conversation": event.conversation_id,
+        "task": event.task_id,
+        "fence": event.fence,
+        "worker": event.worker_id,
+        "pool": event.pool,
+        "environment": event.environment,
+        "tokens in": event.tokens_in,
+        "tokens out": event.tokens_out,
+        "hash": event.hash.hex(),
+        "redacted": None if event.redacted_at is None else moment(event.redacted_at),
+    }
+    for name, value in facts.items():
+        if value not in (None, ""):
+            say(f"  {name:<13}{escaped(str(value))}")
+    stored = wire.payload(event)
+    say(REDACTED if stored is None else json.dumps(stored, ensure_ascii=False, indent=2))
+
+
+def _type(event: Event) -> tuple[str, str]:
+    return f"{event.type:<{TYPE_WIDTH}} ", STYLES.get(event.type, "")
+
+
+def told(event: Event) -> str:
     """What an event says; one that this code does not read is shown as it is stored."""
     stored = wire.payload(event)
     try:
@@ -119,6 +148,11 @@ def summary(type: str, payload: dict[str, Any]) -> str:
         case _:
             told = ("kind", "phase", "next_phase", "reason", "error", "retry_seconds")
             return " ".join(str(payload[name]) for name in told if payload.get(name) is not None)
+
+
+def moment(time: datetime, precision: str = "seconds") -> str:
+    """A time as the clock on the wall here shows it, with the distance of its zone from UTC."""
+    return time.astimezone().isoformat(sep=" ", timespec=precision)
 
 
 def span(time: timedelta) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from celery import Celery, signals
 
+from shared.bus import transport
 from shared.bus.topics import read_hints
 from shared.engine.definition import Registry
 from shared.engine.worker import Worker
@@ -62,6 +63,7 @@ class Fleet:
         self._offering: Offering | None = None
         self._worker: Worker | None = None
         app.task(name=task_name, bind=False)(self.advance)
+        signals.celeryd_init.connect(self._begin)
         signals.celeryd_after_setup.connect(self._prepare)
         signals.worker_process_init.connect(self._start_child)
         signals.worker_ready.connect(self._ready)
@@ -73,6 +75,10 @@ class Fleet:
         """The body of the Celery task: a hint that is none of ours does nothing."""
         if self._worker is not None:
             self._worker.advance(read_hints(message))
+
+    def _begin(self, instance: Any, **_: Any) -> None:
+        """In the main process of a worker, before Celery looks at anything."""
+        transport.use(instance.app)
 
     def _prepare(self, instance: Any, **_: Any) -> None:
         """In the main process, before it forks: learn the pool, load definitions, publish specs."""

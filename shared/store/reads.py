@@ -113,6 +113,21 @@ EVENTS = Statement(
     .order_by(events.c.seq)
     .limit(bindparam("most", type_=Integer))
 )
+EVENTS_OF = Statement(
+    select(*_EVENT).where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.seq == any_(bindparam("seqs", type_=ARRAY(Integer))),
+        events.c.seq <= bindparam("up_to"),
+    )
+)
+EFFECTS = Statement(
+    select(*_EVENT).where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.seq > bindparam("seq", type_=Integer),
+        events.c.seq <= bindparam("up_to"),
+        bindparam("seq", type_=Integer) == any_(events.c.causes),
+    )
+)
 TAKEN_OUT = Statement(
     select(*_EVENT)
     .where(
@@ -302,6 +317,30 @@ def event_page(database: Database, parts: Sequence[LogPart], after: int, most: i
             most -= part.up_to - after
             after = part.up_to
     return [rows.event(row) for result in database.run(*calls) for row in result.rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventAround:
+    """An event with those that caused it and those that name it as a cause, both in order."""
+
+    event: Event
+    causes: tuple[Event, ...]
+    effects: tuple[Event, ...]
+
+
+def event_around(database: Database, parts: Sequence[LogPart], seq: int) -> EventAround | None:
+    """One event of a log with its causes and effects, None where the log has no such seq."""
+
+    def in_log(statement: Statement, **parameters: object) -> tuple[Event, ...]:
+        calls = (statement(session_id=part.session_id, up_to=part.up_to, **parameters) for part in parts)
+        found = [rows.event(row) for result in database.run(*calls) for row in result.rows]
+        return tuple(sorted(found, key=lambda event: event.seq))
+
+    found = in_log(EVENTS_OF, seqs=[seq])
+    if not found:
+        return None
+    causes = in_log(EVENTS_OF, seqs=list(found[0].causes))
+    return EventAround(event=found[0], causes=causes, effects=in_log(EFFECTS, seq=seq))
 
 
 def taken_out_later(database: Database, part: LogPart) -> list[Event]:

@@ -18,6 +18,7 @@ from brain.generation import generation_kind, intake_kind
 from brain.subagent import agent_kind, agent_specs
 from deploy.demo import model_server
 from shared.engine.definition import Registry, registry
+from shared.engine.run import Run
 from shared.engine.worker import Worker
 from shared.errors import StillNeeded
 from shared.kernel.background import RESPONSE_CANCEL
@@ -153,10 +154,10 @@ def test_an_agent_whose_looks_keep_crashing_ends_as_a_failed_call_and_its_caller
     (inner,) = (task.id for task in crew.tasks(receipt, "generation") if task.owner_id is not None)
     look = background.look
 
-    def crash(task: Task) -> background.Seen:
-        if task.id == inner:
+    def crash(run: Run) -> background.Seen:
+        if run.task.id == inner:
             raise RuntimeError("it cannot look")
-        return look(task)
+        return look(run)
 
     monkeypatch.setattr(background, "look", crash)
 

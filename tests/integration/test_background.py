@@ -361,9 +361,9 @@ def test_a_create_whose_reply_was_lost_is_sent_again_and_counted(stage: BrainSta
 
 
 def test_a_provider_that_answers_at_once_needs_no_look(stage: BrainStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(body: dict[str, Any], **_options: Any) -> responses.Answer:
+    def at_once(body: dict[str, Any], **_options: Any) -> responses.Response:
         said = {"type": "message", "content": [{"type": "output_text", "text": "Here."}]}
-        return responses.Answer(content={"id": "r", "status": "completed", "output": [said], "model": body["model"]})
+        return responses.Response(content={"id": "r", "status": "completed", "output": [said], "model": body["model"]})
 
     monkeypatch.setattr(responses, "create", at_once)
     receipt = stage.begin(text="unused")
@@ -376,7 +376,7 @@ def test_a_provider_that_answers_at_once_needs_no_look(stage: BrainStage, monkey
 def test_a_crash_while_polling_is_followed_by_a_look_and_after_too_many_the_provider_is_told(
     stage: BrainStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(*_arguments: Any, **_options: Any) -> responses.Answer:
+    def crash(*_arguments: Any, **_options: Any) -> responses.Response:
         raise RuntimeError("a phase that fails")
 
     survivor = stage.begin(text="At last.", looks=["queued"])
@@ -472,8 +472,8 @@ def test_a_cancel_while_polling_reaches_the_provider_unless_the_answer_came_firs
 ) -> None:
     pending, answered = stage.begin(fault="stuck"), stage.begin(text="First.")
 
-    def cancelled_meanwhile(receipt: Receipt) -> Callable[..., responses.Answer]:
-        def look(*arguments: Any, **options: Any) -> responses.Answer:
+    def cancelled_meanwhile(receipt: Receipt) -> Callable[..., responses.Response]:
+        def look(*arguments: Any, **options: Any) -> responses.Response:
             state = stage.client.cancel(submission=receipt.submission_id).state
             assert state is CancelState.ENDING
             return retrieve(*arguments, **options)

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from brain.models.chat import send
+from brain.models.line import Endpoint
 from brain.models.provider import estimated_usage
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brain.models.timeouts import Timeouts
 from deploy.demo.model_server import start
 from shared.model.event import Usage
 
@@ -53,10 +55,13 @@ def ask(
     request: dict[str, Any],
     *,
     seconds: float = 20.0,
+    first: float | None = None,
+    silence: float | None = None,
     on_text: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Reply:
-    return send(request, api_key=KEY, base_url=f"{url}/v1", seconds=seconds, on_text=on_text, stop=stop)
+    timeouts = Timeouts(whole=seconds, first=first, silence=silence)
+    return send(request, at=Endpoint(api_key=KEY, base_url=f"{url}/v1"), timeouts=timeouts, on_text=on_text, stop=stop)
 
 
 class ByteServer:
@@ -349,9 +354,10 @@ def test_the_deadline_holds_against_a_provider_that_only_keeps_the_connection_al
 
 @pytest.mark.promise("E4")
 def test_a_call_that_is_told_to_stop_ends_and_lets_go_of_its_connection() -> None:
+    heard = threading.Event()
     with ByteServer(_pings()) as server:
         with pytest.raises(Interrupted) as raised:
-            ask(server.url, body(), stop=lambda: True)
+            ask(server.url, body(), on_text=lambda _: heard.set(), stop=heard.is_set)
         assert server.client_left.wait(20)
 
     assert (raised.value.text, raised.value.reason) == ("Wait", "stopped")

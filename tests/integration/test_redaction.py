@@ -247,10 +247,10 @@ def test_the_commands_redact_erase_and_show_it(shared_fleet: Fleet, monkeypatch:
     runner = CliRunner()
     (result,) = seqs(shared_fleet, receipt.session_id, "tool_call_success")
 
-    redacted = runner.invoke(commands, ["redact", session, str(result), "--reason", "a bird"])
+    redacted = runner.invoke(commands, ["redact", session, str(result), "--reason", "a bird", "--yes"])
     assert (redacted.exit_code, redacted.output.splitlines()[0]) == (0, f"redacted  {result}")
     assert "parts of it are also in" in redacted.output
-    again = runner.invoke(commands, ["redact", session, str(result), "--reason", "a bird", "--json"])
+    again = runner.invoke(commands, ["redact", session, str(result), "--reason", "a bird", "--yes", "--json"])
     assert json.loads(again.output)["redacted"] == []
     shown = runner.invoke(commands, ["show", session]).output
     assert [line.split()[-3] for line in shown.splitlines() if "tool_call_success" in line] == ["[redacted]"]

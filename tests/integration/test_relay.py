@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 import signal
 import threading
@@ -23,6 +25,7 @@ from shared.bus.celery_app import celery_app
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
 from shared.model.ids import new_session_id
+from shared.model.submission import Receipt
 from shared.runtime.servers import Redis
 from shared.store import health
 from shared.store.database import Database, Row
@@ -75,8 +78,69 @@ def forgeries(tasks: list[tuple[str, str]], chance: random.Random) -> list[tuple
     ]
 
 
+def hostile(genuine: Any, hint: list[str]) -> Iterator[bytes]:
+    """Entries with more than ids, or with less, that Celery or kombu would believe or stumble over."""
+    yield from (b"no json", b"{}", b"[]", b'{"body": 1}', b"[" * 100_000, b"\xff\xfe", genuine or b"null")
+    kwargs: dict[str, Any] = {"v": 1, "hints": [hint]}
+    later = "2999-01-01T00:00:00+00:00"
+    other_task = {"task": "celery.backend_cleanup", "args": [], "kwargs": {}, "options": {}}
+    believed: list[dict[str, Any]] = [
+        *[{"eta": later}] * 150,
+        {"eta": "no time"},
+        {"timelimit": [0.01, 0.01]},
+        {"timelimit": "soon"},
+        {"expires": "2000-01-01T00:00:00+00:00"},
+        {"retries": "many", "group": 1, "stamps": 3, "stamped_headers": "x", "shadow": {}},
+        {"kwargsrepr": {"a": 1}, "argsrepr": 3, "origin": [], "id": None, "task": None},
+        {"compression": "zlib"},
+    ]
+    for headers in believed:
+        yield entry([[], kwargs, {}], headers=headers)
+    yield entry([[], kwargs, {"callbacks": [other_task], "errbacks": 7, "chain": [other_task], "chord": "x"}])
+    yield entry([[], kwargs, {}], properties={"reply_to": "somebody", "delivery_tag": None, "priority": "x"})
+    for mark in ("bytes", "base64", "datetime", "decimal", "uuid", "nothing", ["list"], None):
+        marked = {"__type__": mark, "__value__": {"deep": [1]}}
+        yield entry([[], {**kwargs, "v": marked}, {}])
+        yield entry([[], kwargs, {}], headers={"eta": marked})
+        yield json.dumps(marked).encode()
+    for kind in ("application/x-python-serialize", "application/x-yaml", "text/plain", None):
+        other: dict[str, Any] = {"content-type": kind, "content-encoding": "binary"}
+        yield entry([[], kwargs, {}], **other)
+    yield entry([[], {**kwargs, "more": "x" * 2_000_000}, {}])
+
+
+def entry(body: object, *, headers: dict[str, Any] | None = None, **more: Any) -> bytes:
+    """An entry of a queue as Celery writes it, and what differs."""
+    message: dict[str, Any] = {
+        "body": base64.b64encode(json.dumps(body).encode()).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": "brain.advance", "id": str(uuid.uuid4()), "kwargsrepr": "x", **(headers or {})},
+        "properties": {
+            "body_encoding": "base64",
+            "delivery_info": {"exchange": "", "routing_key": "brain.default"},
+            "delivery_tag": str(uuid.uuid4()),
+        },
+    }
+    return json.dumps(message | more).encode()
+
+
+BROADCASTS = (
+    b"no json",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    b'{"__type__": "bytes", "__value__": 3}',
+    b'{"__type__": "decimal", "__value__": "x"}',
+    b'{"__type__": [], "__value__": 1}',
+    entry(["neither", "nor"]),
+    entry({"method": {"no": "name"}, "arguments": 7, "destination": 1, "reply_to": "x"}),
+)
+"""What is said to all workers, and what none of them may end by."""
+
+
 @pytest.mark.slow
-@pytest.mark.promise("H3", "D1")
+@pytest.mark.promise("H3", "D1", "H13")
 @pytest.mark.hazard(37)
 @pytest.mark.case("inducer/relate#1504", "celery/celery#6485")
 def test_forged_doubled_late_reordered_and_malformed_messages_harm_nothing(fleet: Fleet) -> None:
@@ -101,17 +165,50 @@ def test_forged_doubled_late_reordered_and_malformed_messages_harm_nothing(fleet
             for name, message in forgeries(tasks, chance):
                 app.send_task(name.replace("brain.advance", right), kwargs=message, queue=queue, ignore_result=True)
             app.send_task(right, args=[1, "two"], queue=queue, ignore_result=True)
-            genuine = raw.lindex(queue, 0)
-            for text in (b"no json", b"{}", b"[]", b'{"body": 1}', genuine or b"null"):
+            for text in hostile(raw.lindex(queue, 0), list(chance.choice(tasks))):
                 raw.rpush(queue, text)
+        for text in BROADCASTS:
+            raw.publish("/0.celery.pidbox", text)
 
     finish(fleet, runs)
     assert doubled(fleet.effects()) == missing(fleet.effects(), runs, "note", "reconcile", "safe") == []
     assert len(fleet.model_requests()) == 3 * len(runs)
     for worker in workers:
         worker.wait_for_line("entry_dropped")
+        worker.wait_for_line("broadcast_dropped")
+        assert "Traceback" not in worker.output
         assert worker.returncode is None
     raw.close()
+
+
+@pytest.mark.slow
+@pytest.mark.promise("H9", "H3")
+def test_a_queue_whose_key_is_no_list_stops_its_own_pool_until_it_is_gone(fleet: Fleet) -> None:
+    relay, brain, hands = fleet.relay(), fleet.brain(), fleet.hands()
+    slow_hands = fleet.hands(queue="hands.slow")
+    fleet.wait_for_workers(relay=1, brain=1, hands=2)
+
+    def call(name: str, then: str, **arguments: object) -> Receipt:
+        steps = ({"calls": [{"name": name, "arguments": arguments}]}, {"text": then})
+        return fleet.script(*steps, agent="apart")
+
+    with redis.Redis.from_url(fleet.redis_url) as client:
+        client.set("hands.slow", "no list")
+        slow = call("apart_slow", "slow", seconds=0.1)
+        assert fleet.wait(call("echo", "quick", text="a")).output == "quick"
+        for part in (relay, slow_hands):
+            part.wait_for_line("queue_refused queue=hands.slow")
+        client.set("brain.default", "no list")
+        stopped = call("echo", "late", text="b")
+        for part in (relay, brain):
+            part.wait_for_line("queue_refused queue=brain.default")
+        client.delete("hands.slow", "brain.default")
+
+    assert [fleet.wait(each).output for each in (slow, stopped)] == ["slow", "late"]
+    for part in (relay, brain, slow_hands):
+        part.wait_for_line("queue_read_again")
+    assert [part.returncode for part in (relay, brain, hands, slow_hands)] == [None] * 4
+    assert "queue_refused" not in hands.output
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from brain.models import responses
+from brain.models import line, responses
+from brain.models.line import Endpoint
 from brain.models.reply import Interrupted, ProviderError
+from brain.models.timeouts import Timeouts
 from deploy.demo.model_server import start
 from tests.instruments.responses import background_responses
 from tests.integration.test_chat_adapter import ByteServer
@@ -32,7 +34,7 @@ def _forget_requests(model: str) -> None:
 
 
 def at(url: str, seconds: float = 20.0) -> Any:
-    return {"api_key": KEY, "base_url": f"{url}/v1", "seconds": seconds}
+    return {"at": Endpoint(api_key=KEY, base_url=f"{url}/v1"), "bounds": Timeouts(whole=seconds)}
 
 
 def scripted(**step: Any) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def test_an_answer_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPa
     with ByteServer(endless()) as server:
         with pytest.raises(Interrupted, match="deadline"):
             responses.create(scripted(), **at(server.url, seconds=0.2))
-        monkeypatch.setattr(responses, "LONGEST_ANSWER", 1000)
+        monkeypatch.setattr(line, "MOST_BYTES", 1000)
         with pytest.raises(ProviderError, match="more than 1,000 bytes"):
             responses.create(scripted(), **at(server.url))
 

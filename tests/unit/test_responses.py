@@ -12,7 +12,7 @@ from brain import Agent
 from brain.background import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, look_seconds
 from brain.models.provider import estimated_usage
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
-from brain.models.responses import Answer, reply_of, request_of
+from brain.models.responses import Response, reply_of, request_of
 from deploy.demo.model_responses import as_chat
 from shared.errors import BadDefinition
 from shared.model.event import Usage
@@ -29,8 +29,8 @@ def said(text: str, **part: Any) -> dict[str, Any]:
     return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, **part}]}
 
 
-def answer(*output: Any, status: str = "completed", **fields: Any) -> Answer:
-    return Answer(content={"id": "resp_1", "model": "m", "status": status, "output": list(output), **fields})
+def answer(*output: Any, status: str = "completed", **fields: Any) -> Response:
+    return Response(content={"id": "resp_1", "model": "m", "status": status, "output": list(output), **fields})
 
 
 def reply(*output: Any, **fields: Any) -> Reply:
@@ -296,13 +296,13 @@ def test_a_response_that_somebody_else_ended_is_no_reply(status: str, heals: boo
 )
 def test_an_output_that_makes_no_sense_is_no_reply(output: Any) -> None:
     with pytest.raises(Interrupted, match="makes no sense"):
-        reply_of(Answer(content={"id": "r", "status": "completed", "output": output}), BODY)
+        reply_of(Response(content={"id": "r", "status": "completed", "output": output}), BODY)
 
 
 @pytest.mark.promise("E7")
 @pytest.mark.parametrize("status", ["queued", "in_progress", "thinking_hard", None])
 def test_a_response_is_pending_until_a_known_end(status: str | None) -> None:
-    assert Answer(content={"id": "r", "status": status}).pending
+    assert Response(content={"id": "r", "status": status}).pending
 
 
 @given(looks=st.integers(0, 10_000), asked=st.none() | st.floats(0, 3600), spread=st.floats(0, 1))
