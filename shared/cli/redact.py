@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from shared.cli.door import open_client, who
-from shared.cli.terminal import say, say_json
+from shared.cli.terminal import escaped, say, say_json
+from shared.engine.redacting import TELLING_LENGTH
 from shared.errors import BadInput
 from shared.model import wire
 
@@ -38,6 +39,14 @@ def redact(
     say(f"redacted  {_list(done.redacted)}\nhead      {done.head}")
     if done.repeated_in:
         say(f"parts of it are also in {_list(done.repeated_in)}; redact these too if they must go")
+    if done.found_in:
+        say("its texts also stand in what is not an event of this session:")
+        for place in done.found_in:
+            say(f"  {place.kind} {escaped(place.id)}, {place.part}, of session {place.session_id}")
+        say("redact the events among these in their session; the rest goes when the session is erased")
+    if not done.searched:
+        say("there is too much to look through all of it; redact fewer events at a time to have them searched for")
+    say(f"looked for: texts, lines and words of {TELLING_LENGTH} characters and more")
 
 
 def erase(

@@ -7,7 +7,8 @@ erased only when nothing in it is. Asking again does no harm.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from shared.model.json import Json, parse
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Session
 from shared.model.task import Task
-from shared.store import reads, redactions
+from shared.store import places, reads, redactions
 from shared.store.database import Row
 from shared.store.lineage import NO_END, LogPart
 from shared.store.view import View
@@ -37,6 +38,21 @@ KEPT = {
 """Types of events that cannot be redacted one by one, and why."""
 
 QUESTIONS = ("human_approval_requested", "human_approval_answered", "tool_call_settled")
+CONTENT = (
+    *("text", "refusal", "calls", "arguments", "edited_arguments", "result", "output", "error", "partial"),
+    *("content", "key", "about", "comment", "summary", "unanswered"),
+)
+"""The fields of payloads in which somebody's words stand; the others are names, ids and numbers of the engine."""
+
+TELLING_LENGTH = 12
+"""Characters from which on a text is looked for elsewhere: an address, a number of an account, a key, a sentence."""
+
+MOST_SOUGHT = 200
+LONGEST_SOUGHT = 200
+"""Characters of a long text that are looked for."""
+
+_WORD = re.compile(rf"[^\s\"'`(){{}}\[\]<>,;\\]{{{TELLING_LENGTH},}}")
+
 LAST_WORDS = ("model_output", "model_error", "task_failed")
 """What the end of a submission that it led to repeats word for word."""
 OF_CALLS = (
@@ -70,10 +86,16 @@ def redact(
         return draft.freeze()
 
     ledger.apply(session_id, [], fill)
+    texts, all_texts = telling_texts(row["payload"] for row in gone)
+    found, all_places = places.find(ledger.database, session_id, texts)
+    own = [place for place in found if (place.session_id, place.kind) == (session_id, "event")]
+    repeating = repeated_in(_events(ledger, session_id), gone) if gone else ()
     return RedactionReceipt(
         session_id=session_id,
         redacted=tuple(row["seq"] for row in gone),
-        repeated_in=repeated_in(_events(ledger, session_id), gone) if gone else (),
+        repeated_in=tuple(sorted({*repeating, *(int(place.id) for place in own)})),
+        found_in=tuple(place for place in found if place not in own),
+        searched=all_texts and all_places,
         head=head_of(_session(ledger, tenant, session_id)),
     )
 
@@ -120,6 +142,37 @@ def repeated_in(events: Iterable[Event], gone: Sequence[Row]) -> tuple[int, ...]
         return event.type in OF_CALLS and not own and event.task_id in tasks
 
     return tuple(event.seq for event in events if event.redacted_at is None and repeats(event))
+
+
+def telling_texts(payloads: Iterable[dict[str, Any]]) -> tuple[list[str], bool]:
+    """What to look for elsewhere when these payloads are gone, and whether it is all: the texts that they hold, and of
+    these the lines and the words, that are TELLING_LENGTH characters or longer. Shorter ones stand anywhere.
+    """
+    texts: set[str] = set()
+    for content in _contents(payloads):
+        for piece in (content, *content.splitlines(), *_WORD.findall(content)):
+            if len(piece.strip()) >= TELLING_LENGTH:
+                texts.add(piece.strip()[:LONGEST_SOUGHT])
+    return sorted(texts, key=lambda text: (-len(text), text))[:MOST_SOUGHT], len(texts) <= MOST_SOUGHT
+
+
+def _contents(payloads: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Each text and number that a user, a model, a tool or a person put into payloads."""
+    left: list[Json] = [payload[name] for payload in payloads for name in CONTENT if name in payload]
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case bool() | None:
+                pass
+            case int() | float() as number:
+                yield str(number)
+            case list() as items:
+                left += items
+            case {"arguments": str() as made, "call_id": _}:
+                left += [made, _parsed(made)]
+            case dict() as members:
+                left += [*members, *members.values()]
 
 
 def _to_redact(view: View, seqs: Sequence[int]) -> list[Row]:

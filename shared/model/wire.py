@@ -218,6 +218,11 @@ def redaction(value: RedactionReceipt) -> dict[str, Json]:
         "session_id": _id(value.session_id),
         "redacted": list(value.redacted),
         "repeated_in": list(value.repeated_in),
+        "found_in": [
+            {"session": _id(place.session_id), "kind": place.kind, "id": place.id, "part": place.part}
+            for place in value.found_in
+        ],
+        "searched": value.searched,
         "head": value.head,
     }
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner
 
 from shared.cli.main import commands
+from shared.engine.redacting import telling_texts
 from shared.errors import ErasedSession, StillNeeded
 from shared.kernel.verify import head_of
 from shared.model import wire
 from shared.model.event import RedactedPayload, read_payload
 from shared.model.submission import CancelState, Receipt
 from shared.runtime.servers import Postgres, Redis
+from shared.store import places as find_places
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import events_of, fleet_for_many, query, wait_for_task
@@ -107,6 +110,98 @@ def test_what_is_redacted_is_nowhere_in_the_store_and_the_chain_holds(shared_fle
     assert client.redact(session, [answered], reason="again").redacted == ()
     assert len(client.events(session)) == len(after)
     invariants.check(shared_fleet.database_url)
+
+
+ROW_IDS = {
+    "events": ("event", "seq::text"),
+    "documents": ("document", "name || '@' || version"),
+    "tasks": ("task", "id::text"),
+    "attempts": ("attempt", "task_id || '@' || fence"),
+    "submissions": ("submission", "id::text"),
+    "approvals": ("question", "id::text"),
+    "signals": ("signal", "id::text"),
+}
+
+
+def rows_with(fleet: Fleet, sessions: tuple[UUID, ...], text: str) -> set[tuple[str, str, str]]:
+    """Every row of these sessions in which a text stands: session, kind, id."""
+    found: set[tuple[str, str, str]] = set()
+    for table, (kind, id) in ROW_IDS.items():
+        session = (
+            "(SELECT session_id FROM brainhands.tasks WHERE id = task_id)" if table == "attempts" else "session_id"
+        )
+        rows = query(
+            fleet,
+            f"SELECT {session}::text AS session, {id} AS id FROM brainhands.{table} t WHERE t::text LIKE %s",
+            f"%{text}%",
+        )
+        found |= {(row["session"], kind, row["id"]) for row in rows if row["session"] in map(str, sessions)}
+    return found
+
+
+@pytest.mark.promise("I3")
+@pytest.mark.parametrize(
+    "told",
+    ["kestrel-4242", "Ask 'kestrel-4242' twice", 'say "kestrel-4242"\nand\\or leave', "für kestrel-4242 🙂\u2028ende"],
+)
+def test_where_content_that_was_taken_out_still_stands_is_named_with_its_place(told: str, shared_fleet: Fleet) -> None:
+    client = shared_fleet.client
+    calls = [{"name": "pay", "arguments": {"to": told, "amount": 50}}]
+    receipt = shared_fleet.script({"calls": calls}, {"text": f"done for {told}"}, agent="careful", request_id=told)
+    session = receipt.session_id
+    wait_until(lambda: any(each.session_id == session for each in client.approvals()), 30, "a question is asked")
+    (asked,) = [each for each in client.approvals() if each.session_id == session]
+    client.answer(asked.id, "approved", comment=f"so {told} wishes")
+    shared_fleet.wait(receipt)
+    client.signal(session, "heard", {"of": [{"deep": told}]}, key=told)
+    step = {"calls": [{"name": "pay", "arguments": {"to": f"a {told}", "amount": 5}}]}
+    fork = client.fork(session, client.session(session).session.last_seq).session_id
+    shared_fleet.wait(shared_fleet.script(step, {"text": "noted"}, session=fork, agent="careful"))
+    query(
+        shared_fleet,
+        "INSERT INTO brainhands.documents (session_id, name, version, kind, schema_version, value, seq)"
+        " VALUES (%s, 'plan', 1, 'plan', 1, %s::json, 1)",
+        session,
+        json.dumps({"for": [told]}),
+    )
+    family = (session, fork)
+
+    done = client.redact(session, seqs(shared_fleet, session, "tool_call_success"), reason="a person's wish")
+
+    named = {(str(place.session_id), place.kind, place.id) for place in done.found_in}
+    named |= {(str(session), "event", str(seq)) for seq in done.repeated_in}
+    assert named >= rows_with(shared_fleet, family, "kestrel-4242")
+    assert {kind for _, kind, _ in named} >= {"event", "document", "task", "submission", "question", "signal"}
+    assert done.searched
+    parts = {(place.kind, place.part) for place in done.found_in}
+    assert {("document", "value"), ("signal", "key"), ("question", "comment"), ("submission", "request_id")} <= parts
+    query(shared_fleet, "DELETE FROM brainhands.documents WHERE name = 'plan'")
+
+
+def test_what_is_looked_for_is_long_enough_to_tell_and_bounded() -> None:
+    short: list[dict[str, Any]] = [{"text": "short one"}, {"result": 12345678901}, {"arguments": {"to": "a" * 11}}]
+    assert telling_texts(short) == ([], True)
+    told, whole = telling_texts([{"result": {"card": 4242_4242_4242_4242, "key": ["x" * 500]}, "tool": "a long name"}])
+    assert (told, whole) == (["x" * 200, "4242424242424242"], True)
+    called = [{"calls": [{"call_id": "c" * 20, "name": "n" * 20, "arguments": '{"to": "ann@example.org"}'}]}]
+    assert telling_texts(called)[0] == ['{"to": "ann@example.org"}', "ann@example.org"]
+    many = [{"text": " ".join(f"word-number-{number}" for number in range(1_000))}]
+    assert (len(telling_texts(many)[0]), telling_texts(many)[1]) == (200, False)
+    deep: object = "a text that lies deep"
+    for _ in range(2_000):
+        deep = [deep]
+    assert telling_texts([{"result": deep}])[0] == ["a text that lies deep"]
+
+
+@pytest.mark.parametrize("bound", ["SEARCH_SECONDS", "MOST_PLACES", "MOST_SESSIONS"])
+def test_a_search_that_meets_its_bound_says_so(
+    bound: str, shared_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find_places, bound, 0)
+    receipt = noted(shared_fleet, "a-long-enough-text", "a-long-enough-text")
+    ends = seqs(shared_fleet, receipt.session_id, "tool_call_success")
+    done = shared_fleet.client.redact(receipt.session_id, ends, reason="r")
+    assert (done.redacted, done.searched) == (tuple(ends), False)
 
 
 @pytest.mark.promise("I3", "E11")
