@@ -9,8 +9,10 @@ Submitting returns at once; waiting and watching only observe, from any process 
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -31,6 +33,7 @@ from shared.errors import (
     ServerUnavailable,
     StaleWrite,
     UnfitConnection,
+    UnknownAgent,
     UnknownApproval,
     UnknownDocument,
     UnknownSession,
@@ -60,7 +63,7 @@ from shared.model.signal import SignalReceipt
 from shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
 from shared.model.task import Priority, PriorityName, Task
 from shared.runtime.settings import addresses, settings
-from shared.store import derived, documents, lineage, reads, wake
+from shared.store import derived, documents, lineage, reads, waiting, wake
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 from shared.store.wake import NextWake
 
@@ -109,6 +112,7 @@ class Client:
         self._redis_url = redis_url
         self._database = Database(database_url, patience=READ_SECONDS)
         self._bell = Bell(redis_url)
+        self._known_agents: set[str] = set()
         self._ledger = Ledger(self._database, self._bell)
 
     def submit(
@@ -127,20 +131,24 @@ class Client:
         Work of `priority` "batch" lets "interactive" work go first, but not all of it. The same request_id with the
         same input gets the first receipt again; of two priorities the first one holds. With `connection` (psycopg or
         SQLAlchemy, READ COMMITTED, on this database) the submission is part of the caller's transaction and starts with
-        its commit. Raises BadInput and its kinds (RequestConflict, UnknownSession, UnfitConnection) and
-        RequestInProgress.
+        its commit. Warns (UnknownAgent) of an agent that no worker has offered lately. Raises BadInput and its kinds
+        (RequestConflict, UnknownSession, UnfitConnection) and RequestInProgress.
         """
         session_id = None if session is None else SessionId(_uuid(session, "session"))
         submission = self._submission(agent, input, request_id, session_id, mode, priority)
         if connection is not None:
+            self._warn_of_a_stranger(agent)
             try:
                 return self._submit_within(connection, submission, new=session_id is None)
             except StaleWrite:
                 # A twin was committed while this one waited for it, and is found now.
                 return self._submit_within(connection, submission, new=session_id is None)
         if session_id is None:
-            return acceptance.accept_new(self._ledger, submission)
-        return acceptance.accept_into(self._ledger, submission)
+            receipt = acceptance.accept_new(self._ledger, submission)
+        else:
+            receipt = acceptance.accept_into(self._ledger, submission)
+        self._warn_of_a_stranger(agent)
+        return receipt
 
     def submission(self, id: SubmissionId | UUID | str) -> Submission:
         """Where a submission stands. Raises UnknownSubmission."""
@@ -229,8 +237,13 @@ class Client:
             raise UnknownDocument(name)
         return found
 
-    def watch(self, session: SessionId | UUID | str, after: int = 0) -> Iterator[Event]:
-        """Each committed event after a seq, once and in order, then live, for as long as the caller iterates."""
+    def watch(
+        self, session: SessionId | UUID | str, after: int = 0, *, on_silence: Callable[[], object] | None = None
+    ) -> Iterator[Event]:
+        """Each committed event after a seq, once and in order, then live, for as long as the caller iterates.
+
+        `on_silence` is called whenever none has come for half a second.
+        """
         after, found = _seq(after, "after"), self._found(session)
         parts = lineage.parts(self._database, found)
         bell = SessionBell(self._redis_url, found.id)
@@ -240,13 +253,16 @@ class Client:
                 for event in page:
                     after = event.seq
                     yield event
-                if not page:
-                    bell.wait(POLL_SECONDS)
+                if not page and not bell.wait(POLL_SECONDS) and on_silence is not None:
+                    on_silence()
         finally:
             bell.close()
 
     def wait(self, submission: SubmissionId | UUID | str, timeout: float | None = None) -> Submission:
-        """Block until a submission is done and return it. Raises TimeoutError after `timeout` seconds."""
+        """Block until a submission is done and return it.
+
+        Raises TimeoutError, which says what it waits for, after `timeout` seconds.
+        """
         end = None if timeout is None else time.monotonic() + _seconds(timeout)
         found = self.submission(submission)
         bell = SessionBell(self._redis_url, found.session_id, ends=True)
@@ -254,12 +270,20 @@ class Client:
             while found.status is not SubmissionStatus.DONE:
                 left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
                 if left <= 0:
-                    raise TimeoutError(f"submission {found.id} is still {found.status}")
+                    waits_for = "; ".join(_or_later(lambda: self.waits_for(submission)) or ["nothing known"])
+                    raise TimeoutError(f"submission {found.id} is still {found.status} and waits for {waits_for}")
                 bell.wait(left)
                 found = _or_later(lambda: self.submission(submission)) or found
             return found
         finally:
             bell.close()
+
+    def waits_for(self, submission: SubmissionId | UUID | str) -> list[str]:
+        """What a submission waits for now, in words and with what would end the wait; empty when it is done.
+
+        Such as a worker, a tool, a person, a signal, a limit, a retry, or what runs. Raises UnknownSubmission.
+        """
+        return waiting.reasons(self._database, self.submission(submission))
 
     def effects(self, session: SessionId | UUID | str, seq: int) -> list[Event]:
         """The events that name this one as a cause; `causes` of an event is the other direction."""
@@ -479,6 +503,18 @@ class Client:
             status=SubmissionStatus.ACCEPTED,
             created_at=datetime.now(UTC),
         )
+
+    def _warn_of_a_stranger(self, agent: str) -> None:
+        """Warns of an agent that nobody offers, which is most likely misspelt; it is accepted, since it may come."""
+        if agent in self._known_agents:
+            return
+        others = _or_later(lambda: waiting.strangers(self._database, agent))
+        if others is None:
+            self._known_agents.add(agent)
+            return
+        like = difflib.get_close_matches(agent, others, n=1)
+        meant = f", did you mean {like[0]!r}?" if like else f"; there are: {', '.join(others)}"
+        warnings.warn(f"no worker has offered agent {agent!r} lately{meant}", UnknownAgent, stacklevel=3)
 
     def _submit_within(self, connection: CallerConnection, submission: Submission, *, new: bool) -> Receipt:
         with self._caller(connection) as transaction:

@@ -144,6 +144,10 @@ class UnknownTask(BadInput):
         super().__init__(f"no task {task}", "list a session's tasks with `brainhands show SESSION`")
 
 
+class UnknownAgent(UserWarning):
+    """An input was accepted for an agent that no worker has offered lately; it waits until one does."""
+
+
 class UnknownApproval(BadInput):
     """No question of this tenant has the given id."""
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from shared.cli.door import open_client
-from shared.cli.terminal import say, say_json
+from shared.cli.terminal import escaped, say, say_json
 from shared.cli.timeline import lines, span
 from shared.client import Client
+from shared.errors import ServerUnavailable, UnknownAgent
 from shared.model import wire
 from shared.model.event import Event
 from shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
 from shared.model.task import Outcome
+from shared.store.database import TRANSIENT
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
@@ -32,14 +35,18 @@ def submit(
     """Give an agent input, durably; returns once it is accepted, or with --follow once it is done."""
     with open_client() as client:
         before = client.session(session).session.last_seq if session is not None else 0
-        receipt = client.submit(
-            agent=agent,
-            input=text,
-            request_id=request_id,
-            session=session,
-            mode=mode,
-            priority="batch" if batch else "interactive",
-        )
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", UnknownAgent)
+            receipt = client.submit(
+                agent=agent,
+                input=text,
+                request_id=request_id,
+                session=session,
+                mode=mode,
+                priority="batch" if batch else "interactive",
+            )
+        for each in warned:
+            say(escaped(f"warning: {each.message}; the input is accepted and waits for one"), error=True)
         if not follow:
             _print_receipt(receipt, json)
             return
@@ -61,10 +68,10 @@ def watch(
 
 
 def _until_done(client: Client, receipt: Receipt, after: int) -> Iterator[Event]:
-    """The session's events after a seq, up to the end of the submission."""
+    """The session's events after a seq, up to the end of the submission; what it waits for is told beside them."""
     if receipt.status is SubmissionStatus.DONE:
         return
-    for event in client.watch(receipt.session_id, after):
+    for event in client.watch(receipt.session_id, after, on_silence=_Waiting(client, receipt).tell):
         yield event
         if event.type != "submission_done":
             continue
@@ -74,6 +81,25 @@ def _until_done(client: Client, receipt: Receipt, after: int) -> Iterator[Event]
             return
         if payload is not None and payload["submission"] == str(receipt.submission_id):
             return
+
+
+class _Waiting:
+    """Tells what a submission waits for, each time that it is something else."""
+
+    def __init__(self, client: Client, receipt: Receipt) -> None:
+        self._client = client
+        self._submission = receipt.submission_id
+        self._told: list[str] = []
+
+    def tell(self) -> None:
+        try:
+            reasons = self._client.waits_for(self._submission)
+        except (*TRANSIENT, ServerUnavailable):
+            reasons = ["Postgres"]
+        for reason in reasons:
+            if reason not in self._told:
+                say(escaped(f"waits for {reason}"), error=True)
+        self._told = reasons
 
 
 def _print_events(events: Iterator[Event], json: bool) -> None:

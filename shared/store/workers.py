@@ -51,6 +51,7 @@ DRAIN = Statement(
 LOWEST_FORMAT = Statement(select(func.min(workers.c.log_format).label("lowest")).where(_SEEN_LATELY))
 LEAVE = Statement(delete(workers).where(workers.c.id == bindparam("the_worker")))
 LIVE = Statement(select(workers).where(_LIVE).order_by(workers.c.id))
+BRAINS = Statement(select(workers.c.offers).where(workers.c.role == "brain"))
 FORGET = Statement(
     delete(workers).where(workers.c.seen_at < func.clock_timestamp() - text(f"interval '{FORGET_SECONDS} seconds'"))
 )

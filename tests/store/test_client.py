@@ -61,6 +61,7 @@ class Scene:
             "document_history": {"session": self.session, "name": "absent"},
             "watch": {"session": self.session},
             "wait": {"submission": self.ended},
+            "waits_for": {"submission": self.ended},
             "effects": {"session": self.session, "seq": 1},
             "verify": {"session": self.session},
             "cancel": {"task": self.open},

@@ -1,0 +1,128 @@
+"""What a submission waits for now, in words, for whoever asked: each with what would end the wait."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from sqlalchemy import bindparam, select
+
+from shared.kernel import background, compat
+from shared.kernel.intake import GENERATION
+from shared.model.approval import Approval, Question
+from shared.model.json import canonical
+from shared.model.submission import Submission, SubmissionStatus
+from shared.model.task import Status, Task
+from shared.store import rows, workers
+from shared.store.database import Database, Row, Statement
+from shared.store.slots import TENANT_SLOT
+from shared.store.tables import approvals, outbox, tasks
+
+OPEN_TASKS = Statement(
+    select(tasks)
+    .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != Status.DONE)
+    .order_by(tasks.c.id)
+)
+LIMITED = Statement(
+    select(outbox.c.task_id, outbox.c.awaits).where(
+        outbox.c.session_id == bindparam("session_id"), outbox.c.awaits.is_not(None)
+    )
+)
+ASKED = Statement(
+    select(approvals)
+    .where(approvals.c.session_id == bindparam("session_id"), approvals.c.answer == "pending")
+    .order_by(approvals.c.asked_at, approvals.c.id)
+)
+
+
+def reasons(database: Database, submission: Submission) -> list[str]:
+    """What it waits for: a worker, a tool, a person, a signal, a limit, a retry, or what runs. None if it is done."""
+    if submission.status is SubmissionStatus.DONE:
+        return []
+    session = submission.session_id
+    opened, asked, limited, live = database.run(
+        OPEN_TASKS(session_id=session), ASKED(session_id=session), LIMITED(session_id=session), workers.LIVE()
+    )
+    open_tasks = [rows.task(row) for row in opened.rows]
+    own = [task for task in open_tasks if task.submission_id == submission.id]
+    questions = {approval.task_id: approval for approval in map(rows.approval, asked.rows)}
+    awaits = {row["task_id"]: row["awaits"] for row in limited.rows}
+    told = [
+        _of_person(questions[task.id]) if task.id in questions else _of_task(task, awaits.get(task.id, []), live.rows)
+        for task in own or open_tasks
+    ]
+    return [*([] if own else ["the work before it in its session"]), *filter(None, told)]
+
+
+def strangers(database: Database, agent: str) -> list[str] | None:
+    """The agents that Brain workers offered in the last day, where this one is not among them."""
+    (seen,) = database.run(workers.BRAINS())
+    offered = {name.partition(":")[2] for name in _offered(seen.rows) if name.startswith("agent:")}
+    return None if agent in offered or not offered else sorted(offered)
+
+
+def _of_person(asked: Approval) -> str:
+    until = _moment(asked.answer_by)
+    if asked.question is Question.REVIEW:
+        answers = f"`brainhands review {asked.id} happened`, or did_not_happen, or unknown"
+        return f"a person, until {until}, to say whether {asked.tool} took effect: {answers}"
+    answers = f"`brainhands approve {asked.id}` or `brainhands deny {asked.id}`"
+    return f"a person, until {until}, to let {asked.tool} run with {canonical(asked.arguments)}: {answers}"
+
+
+def _of_task(task: Task, awaits: list[str], live: list[Row]) -> str | None:
+    """What one task waits for; None where others say it, such as its children."""
+    name = "the model" if task.kind == GENERATION else task.kind.replace(":", " ")
+    match task.status:
+        case Status.PENDING if task.blocked is not None:
+            advice = f"; start one that offers {task.requires}" if task.blocked.startswith(compat.NO_WORKER) else ""
+            return f"a worker for {name}: {task.blocked}{advice}"
+        case Status.PENDING if awaits:
+            whose = [f"of tenant {each.removeprefix(TENANT_SLOT)}" for each in awaits if each.startswith(TENANT_SLOT)]
+            limited = whose or [f"of {each.replace(':', ' ')}" for each in awaits]
+            return f"a limit: as many tasks {' and '.join(limited)} run as may at a time"
+        case Status.PENDING:
+            return _of_pending(name, task, live)
+        case Status.SLEEPING:
+            return _of_sleeper(name, task)
+        case Status.WAITING if task.signal_name is not None and task.wake_at is not None:
+            key = ["--key", task.signal_key] if task.signal_key else []
+            sent = shlex.join(["brainhands", "signal", str(task.session_id), task.signal_name, *key])
+            return f"a signal for {name}, until {_moment(task.wake_at)}: `{sent}`"
+        case Status.RUNNING:
+            return f"{name}, which is at work" if task.kind == GENERATION else f"{name}, which runs"
+        case Status.COMPLETING:
+            return f"{name}, which winds up"
+    return None
+
+
+def _of_pending(name: str, task: Task, live: list[Row]) -> str:
+    offered = list(_offered(live))
+    if "relay" not in {row["role"] for row in live}:
+        return "a relay: none was seen lately; start one with `brainhands relay`"
+    if task.requires.name not in offered:
+        return f"a worker for {name}: no live one offers {task.requires}"
+    return f"its turn for {name}"
+
+
+def _of_sleeper(name: str, task: Task) -> str:
+    at = "" if task.wake_at is None else f", at {_moment(task.wake_at)}"
+    if task.kind == GENERATION and "waits_for" in task.checkpoint:
+        return f"a tool: {task.checkpoint['reason']}; name its module in BRAINHANDS_TOOLS of a Hands worker"
+    if background.handle(task):
+        return f"a look at what the provider does in the background{at}"
+    if task.kind.startswith("flow:"):
+        return f"{name}, which sleeps{at}"
+    why = task.checkpoint.get("error")
+    return f"{'a look-up' if task.phase == 'reconcile' else 'a retry'} of {name}{at}{f': {why}' if why else ''}"
+
+
+def _offered(live: list[Row]) -> Iterator[str]:
+    for row in live:
+        for offer in row["offers"]:
+            yield str(offer["name"])
+
+
+def _moment(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
