@@ -25,26 +25,30 @@ from uuid import UUID
 
 from hands.arguments import BadArguments
 from hands.context import ToolContext
-from hands.outcomes import NotFound, Retry, ToolError, Unknown
+from hands.outcomes import NotFound, Retry, ToolError, Unknown, shortest_result
 from hands.policy import Decision
 from hands.tool import AnyTool as Tool
 from shared.engine import answering, approvals, endings
 from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
+from shared.errors import BadInput
 from shared.kernel.backoff import backoff_seconds
+from shared.model import edge
 from shared.model.approval import Answer, Approval, Question
 from shared.model.event import PolicyDecided, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
-from shared.model.json import Json, clean_text
+from shared.model.json import Json
 from shared.model.task import Attempt, Done, Interrupt, Next, Sleep, Task, Transition
 from shared.model.tool import Replay
+from shared.runtime.logs import logger
 from shared.store import reads
 from shared.store.view import CLOCK
 
 LOOK_UPS = 10
 """Look-ups of one unknown effect before it stays unknown."""
-ERROR_CHARACTERS = 2_000
+
+log = logger("calls")
 
 
 def tool_kind(tool: Tool) -> Kind:
@@ -84,13 +88,13 @@ def _judged(tool: Tool, task: Task, raw: Json) -> tuple[dict[str, Json], Decisio
     The author's validators and rules have no effect yet, so what they raise is definite.
     """
     try:
-        arguments = tool.validate(raw)
+        arguments = edge.call(tool.validate, raw, words=(BadArguments,))
         operation_id = tool.operation_id(str(task.id), arguments)
         decision = tool.judge(arguments, task.input.get("rule"))
     except BadArguments as error:
         return f"the arguments do not fit: {error}"
-    except Exception as error:  # noqa: BLE001 - validators, operation= and policy= are the author's code
-        return f"not run: {_text(error)}"
+    except (edge.ForeignError, BadInput) as error:
+        return f"not run: {error}"
     call_id = task.input["call_id"]
     call = {"call_id": call_id, "arguments": arguments, "operation_id": operation_id, "replay": tool.replay}
     return call, decision
@@ -243,7 +247,7 @@ def _recover(tool: Tool, run: Run) -> Step:
     task = run.task
     earlier = run.earlier_attempts()
     if (late := _late_result(earlier)) is not None:
-        return Step(partial(_succeed, task=task, result=late["result"], source="late"))
+        return _succeeded(task, late["result"], "late")
     match _replay(tool, task):
         case Replay.SAFE:
             return _attempt(tool, run)
@@ -266,21 +270,19 @@ def _attempt(tool: Tool, run: Run) -> Step:
     """Run the tool and take its word; whatever is not its word leaves the effect unknown."""
     task = run.task
     try:
-        named = tool.arguments.named(task.checkpoint["call"]["arguments"])
-    except Exception as error:  # noqa: BLE001 - validators are the author's code, and have no effect
-        return Step(
-            partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {_text(error)}")
-        )
+        named = edge.call(tool.arguments.named, task.checkpoint["call"]["arguments"], words=(BadArguments,))
+    except (BadArguments, edge.ForeignError) as error:
+        return Step(partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {error}"))
     try:
         value = tool.call(_context(run), named)
     except ToolError as error:
-        return Step(partial(endings.refuse_call, task=task, error=_text(error)))
+        return Step(partial(endings.refuse_call, task=task, error=edge.text(error)))
     except Retry as error:
-        return _try_again(tool, task, _text(error), error.after)
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - every way out has its outcome
-        return _unknown(tool, run, f"{type(error).__name__}: {_text(error)}")
-    result = tool.result(value)
-    return Step(partial(_succeed, task=task, result=result, source="run"), evidence={"result": result})
+        return _try_again(tool, task, edge.text(error), error.after)
+    except edge.ForeignError as error:
+        log.warning("tool_raised", task=task.id, tool=tool.name, error=type(error.__cause__).__name__)
+        return _unknown(tool, run, str(error))
+    return _succeeded(task, tool.result(value), "run")
 
 
 def _context(run: Run) -> ToolContext:
@@ -332,21 +334,21 @@ def _reconcile(tool: Tool, run: Run) -> Step:
     """Find out by the operation id whether the effect happened."""
     task = run.task
     if (late := _late_result(run.earlier_attempts())) is not None:
-        return Step(partial(_succeed, task=task, result=late["result"], source="late"))
+        return _succeeded(task, late["result"], "late")
     (clock,) = run.database.run(CLOCK())
     assert clock.first is not None
     asked_at: datetime = clock.first["now"]
     try:
         found = tool.find_effect(_context(run))
-    except Exception as error:  # noqa: BLE001 - a look-up that fails says nothing
-        return _ask_later(tool, task, f"the look-up failed: {type(error).__name__}: {_text(error)}")
+    except edge.ForeignError as error:
+        return _ask_later(tool, task, f"the look-up failed: {error}")
     match found:
         case Unknown():
             return _ask_later(tool, task, "the look-up does not know yet")
         case NotFound():
             return _not_found(tool, task, asked_at)
         case _:
-            return Step(partial(_succeed, task=task, result=tool.result(found), source="lookup"))
+            return _succeeded(task, tool.result(found), "lookup")
 
 
 def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
@@ -372,6 +374,16 @@ def _ask_later(tool: Tool, task: Task, error: str) -> Step:
         return Step(partial(_interrupt, tool=tool, task=task, error=reason, partial_output=""))
     seconds = backoff_seconds(look_ups, spread=random.random())
     return Step(lambda _draft: Sleep(seconds, phase="reconcile", checkpoint={**task.checkpoint, "look_ups": look_ups}))
+
+
+def _succeeded(task: Task, result: Json, source: str) -> Step:
+    """The effect has happened: whatever becomes of the commit, its result is not lost, and it does not happen again."""
+    succeed = partial(_succeed, task=task, source=source)
+    return Step(
+        partial(succeed, result=result),
+        instead=partial(succeed, result=shortest_result(result)),
+        evidence={"result": result},
+    )
 
 
 def _succeed(draft: Draft, *, task: Task, result: Json, source: str) -> Transition:
@@ -407,7 +419,3 @@ def _how_it_ended(tool: Tool, last: Attempt | None) -> str:
 
 def _shown(attempt: Attempt | None) -> str:
     return "" if attempt is None else attempt.progress
-
-
-def _text(error: BaseException) -> str:
-    return clean_text(str(error))[:ERROR_CHARACTERS]

@@ -8,12 +8,15 @@ happens twice. Effects on the outside world belong into tools, which it spawns.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, overload
+from uuid import UUID
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from hands.arguments import Arguments, arguments_of
 from hands.outcomes import result_adapter, stored_result
@@ -26,16 +29,21 @@ from hands.tool import (
     run_to_end,
     signature_of,
 )
-from shared.errors import BadDefinition
-from shared.model.bounds import check_seconds
+from shared.errors import BadDefinition, NotStorable
+from shared.model import edge
+from shared.model.bounds import check_seconds, check_time, shown
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
 from shared.model.json import Json, clean, clean_text
-from shared.model.signal import NAME_LIMIT
+from shared.model.signal import name_problem
 from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait, WaitSignal
 from shared.model.tool import ToolSpec
 
 DEFAULT_PHASE_SECONDS = 60.0
+MAX_CHILDREN = 10_000
+"""That one step makes, or waits for."""
+CHECKPOINT_BYTES = 1024 * 1024
+"""What a flow keeps for its next phase is written again with each step."""
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
 FlowTransition: TypeAlias = Next | Sleep | Wait | WaitSignal | Done | Fail
@@ -236,12 +244,17 @@ class Flow:
 
         Raises BadArguments; those of a child given by name are judged where it runs.
         """
+        if len(self._spawns) >= MAX_CHILDREN:
+            raise BadDefinition(
+                f"one step of a flow makes {MAX_CHILDREN:,} children at most", "make them in several steps"
+            )
         spawned = _spawn(child, clean(to_jsonable_python(arguments)))
         self._spawns.append(spawned)
         return spawned.id
 
     def result(self, task_id: TaskId) -> TaskResult:
         """How a child ended. Raises BadDefinition for a task that this flow does not own or that has not ended."""
+        (task_id,) = _task_ids([task_id], "self.result() was asked")
         result = self._read_result(task_id)
         if result is None:
             raise BadDefinition(f"task {task_id} is no child of this flow that has ended", "return Wait for it first")
@@ -269,13 +282,12 @@ def phase(function: Callable[..., Any] | None = None, /, *, timeout: float = DEF
 def run_phase(flow: Flow, name: str) -> Step:
     """Runs one phase to its end and says what it decided.
 
-    Raises what the phase raises, BadDefinition for an unknown phase or a return value that is no transition, and
-    NotStorable for a checkpoint that is no JSON.
+    Raises what the phase raises, and BadDefinition for an unknown phase or a return value that cannot be carried out.
     """
     definition = flow.definition
     entered = definition.phase(name)
     named = definition.arguments.named(flow._arguments) if entered is definition.entry else {}
-    transition = _checked(run_to_end(entered.function(flow, **named)), entered, definition)
+    transition = _checked(run_to_end(partial(entered.function, flow, **named)), entered, definition)
     return Step(transition=transition, spawns=tuple(flow._spawns), updates=tuple(flow._updates))
 
 
@@ -344,58 +356,84 @@ def _inputs(phase: Phase, owner: str) -> tuple[dict[str, inspect.Parameter], dic
 def _spawn(child: AnyTool | type[Flow] | str, arguments: dict[str, Any]) -> Spawn:
     if isinstance(child, str):
         name, _, version = child.partition("@")
-        if version and not version.isdecimal():
-            raise BadDefinition(f"{child!r} names no version", 'write "name" or "name@version"')
+        if version and not (version.isdecimal() and len(version) < 10):
+            raise BadDefinition(f"{shown(child)} names no version", 'write "name" or "name@version"')
         return Spawn(
             id=new_task_id(), kind=None, name=name, version=int(version) if version else None, arguments=arguments
         )
-    known = child if isinstance(child, Tool) else child.definition
+    known = child if isinstance(child, Tool) else getattr(child, "definition", None)
+    if known is None:
+        raise BadDefinition(f"{shown(child)} is no child of a flow", "give a tool, a flow with a name, or a name")
     known.validate(arguments)  # told to the flow's author here; the child decides what of it is stored
     return Spawn(id=new_task_id(), kind=known.kind, name=known.name, version=known.version, arguments=arguments)
 
 
 def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> FlowTransition:
-    """The transition in plain values: phases by name, JSON cleaned, every task of a wait spawned."""
+    """The transition in plain values that the engine can carry out. Raises BadDefinition that names the phase."""
+    said = f"{definition.name}.{phase.name} returned {type(returned).__name__}"
     match returned:
         case Done():
             return replace(returned, result=stored_result(returned.result, _ANY_RESULT, OUTPUT_LIMIT_BYTES))
         case Fail():
             result = stored_result(returned.result, _ANY_RESULT, OUTPUT_LIMIT_BYTES)
-            return replace(returned, error=clean_text(str(returned.error)), result=result)
+            return replace(returned, error=clean_text(str(returned.error))[: edge.MAX_TEXT], result=result)
         case Wait():
-            return replace(_going_on(returned, definition), tasks=tuple(returned.tasks))
+            tasks = _task_ids(returned.tasks, said)
+            return replace(_going_on(returned, said, definition), tasks=tasks, fail_fast=bool(returned.fail_fast))
         case Sleep():
-            aware = returned.until is None or returned.until.tzinfo is not None
-            if not aware or not math.isfinite(returned.seconds):
-                raise BadDefinition(
-                    f"{definition.name}.{phase.name} returned {returned}", "give finite seconds or an aware time"
-                )
-            return _going_on(returned, definition)
+            sleep = _going_on(returned, said, definition)
+            if returned.until is None:
+                return replace(sleep, seconds=_sleep_seconds(returned.seconds, said))
+            return replace(sleep, seconds=0.0, until=check_time("until", returned.until, said, now=datetime.now(UTC)))
         case WaitSignal():
-            if not returned.name or not 0 < returned.seconds < math.inf:
-                raise BadDefinition(
-                    f"{definition.name}.{phase.name} returned {returned}", "give a name and the seconds of its deadline"
-                )
-            if len(returned.name) > NAME_LIMIT or len(returned.key) > NAME_LIMIT:
-                raise BadDefinition(
-                    f"{definition.name}.{phase.name} waits for a signal whose name or key is too long",
-                    f"keep both within {NAME_LIMIT} characters: nobody can send such a signal",
-                )
-            return _going_on(returned, definition)
+            wait = _going_on(returned, said, definition)
+            given: object = returned.key
+            key = str(given) if isinstance(given, UUID) else returned.key
+            if problem := name_problem(returned.name, key):
+                raise BadDefinition(f"{said}: {problem}", 'write WaitSignal("name", self.phase, seconds, key="key")')
+            return replace(wait, key=key, seconds=check_seconds("seconds", returned.seconds, said))
         case Next():
-            return _going_on(returned, definition)
+            return _going_on(returned, said, definition)
         case _:
-            raise BadDefinition(
-                f"{definition.name}.{phase.name} returned {type(returned).__name__}",
-                "a phase returns Next, Sleep, Wait, WaitSignal, Done or Fail",
-            )
+            raise BadDefinition(said, "a phase returns Next, Sleep, Wait, WaitSignal, Done or Fail")
 
 
 GoingOn = TypeVar("GoingOn", Next, Sleep, Wait, WaitSignal)
 
 
-def _going_on(transition: GoingOn, definition: FlowDefinition) -> GoingOn:
+def _going_on(transition: GoingOn, said: str, definition: FlowDefinition) -> GoingOn:
     given: object = transition.phase
-    name = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
-    checkpoint = clean(to_jsonable_python(transition.checkpoint))
-    return replace(transition, phase=definition.phase(name).name, checkpoint=checkpoint)
+    name = given if isinstance(given, str) else getattr(given, "__name__", shown(given))
+    return replace(
+        transition, phase=definition.phase(name).name, checkpoint=_stored_checkpoint(transition.checkpoint, said)
+    )
+
+
+def _sleep_seconds(given: object, said: str) -> float:
+    """What is left until a time may be less than nothing."""
+    if isinstance(given, int | float) and given < 0:
+        return 0.0
+    return check_seconds("seconds", given, said, zero=True)
+
+
+def _stored_checkpoint(checkpoint: object, said: str) -> Json:
+    try:
+        return clean(to_jsonable_python(checkpoint), limit=CHECKPOINT_BYTES)
+    except (NotStorable, PydanticSerializationError, ValueError, RecursionError) as error:
+        raise BadDefinition(
+            f"{said}: its checkpoint cannot be stored: {edge.text(error)}",
+            "keep little and plain JSON in it, or use a document",
+        ) from None
+
+
+def _task_ids(given: object, said: str) -> tuple[TaskId, ...]:
+    """The ids to wait for; one that came back from a checkpoint is text."""
+    try:
+        if isinstance(given, str):
+            raise ValueError(given)
+        ids = tuple(islice(cast("Iterable[object]", given), MAX_CHILDREN + 1))
+        if len(ids) > MAX_CHILDREN:
+            raise BadDefinition(f"{said} for too many tasks", f"wait for {MAX_CHILDREN:,} at most")
+        return tuple(TaskId(each if isinstance(each, UUID) else UUID(str(each))) for each in ids)
+    except (TypeError, ValueError):
+        raise BadDefinition(f"{said} for {shown(given)}", "give a list of ids that self.spawn returned") from None

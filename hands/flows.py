@@ -16,16 +16,20 @@ from shared.engine import approvals, endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
-from shared.errors import BadDefinition
+from shared.errors import BadDefinition, BadInput
 from shared.kernel import calls
+from shared.model import edge
 from shared.model.document import Document, StoredDocument
 from shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
 from shared.model.ids import TaskId
-from shared.model.json import Json, clean_text
+from shared.model.json import Json
 from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
 from shared.model.tool import ToolSpec
+from shared.runtime.logs import logger
 from shared.store import derived, reads, workers
 from shared.store.database import Database
+
+log = logger("flows")
 
 
 def flow_kind(flow: type[Flow]) -> Kind:
@@ -82,11 +86,11 @@ def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str
     """The call with its final arguments, or why it cannot run."""
     definition = flow.definition
     try:
-        arguments = definition.validate(raw)
+        arguments = edge.call(definition.validate, raw, words=(BadArguments,))
     except BadArguments as error:
         return f"the arguments do not fit: {error}"
-    except Exception as error:  # noqa: BLE001 - validators are the author's code
-        return f"not run: {clean_text(str(error))}"
+    except edge.ForeignError as error:
+        return f"not run: {error}"
     call = {"call_id": task.input["call_id"], "arguments": arguments, "operation_id": str(task.id), "replay": None}
     return {**call, "tool": definition.name, "version": definition.version}
 
@@ -105,23 +109,50 @@ def _start(draft: Draft, call: dict[str, Json], causes: list[int], *, flow: type
 
 
 def _enter(flow: type[Flow], name: str, run: Run) -> Step:
-    """Run one phase of the author's; what it raises beyond ToolError is tried again up to the restart limit."""
+    """Run one phase of the author's; what it raises beyond its words is tried again up to the restart limit.
+
+    ToolError is its word for a failure. A mistake of the author's, such as a return value that cannot be carried out,
+    would come again with each attempt, so it ends the flow at once and says what to write.
+    """
+    task = run.task
+    try:
+        step = edge.call(_decided, flow, name, run, words=(ToolError, BadInput))
+        _check_wait(run.database, task, step)
+        specs = _published(run.database, step)
+    except ToolError as error:
+        return Step(partial(endings.refuse_call, task=task, error=edge.text(error)))
+    except BadInput as error:
+        log.warning("flow_refused", task=task.id, kind=task.kind, phase=task.phase, reason=type(error).__name__)
+        reason = ": ".join(part for part in (edge.text(error), error.next_step) if part)
+        return Step(partial(endings.refuse_call, task=task, error=reason))
+    return Step(partial(_store, task=task, step=step, specs=specs))
+
+
+def _decided(flow: type[Flow], name: str, run: Run) -> AuthorStep:
     task = run.task
     entered = flow(
         task_id=task.id,
         arguments=task.checkpoint["call"]["arguments"],
         checkpoint=task.checkpoint["author"],
         signal=task.checkpoint.get("signal"),
-        read_document=partial(_read_document, run.database, task),
-        read_result=partial(_read_result, run.database, task),
-        write_progress=run.progress,
+        read_document=edge.ours(partial(_read_document, run.database, task)),
+        read_result=edge.ours(partial(_read_result, run.database, task)),
+        write_progress=edge.ours(run.progress),
     )
-    try:
-        step = run_phase(entered, name)
-    except ToolError as error:
-        return Step(partial(endings.refuse_call, task=task, error=clean_text(str(error))))
-    specs = _published(run.database, step)
-    return Step(partial(_store, task=task, step=step, specs=specs))
+    return run_phase(entered, name)
+
+
+def _check_wait(database: Database, task: Task, step: AuthorStep) -> None:
+    """A flow waits for its children: of other tasks one could wait for it, and both for ever. Raises BadDefinition."""
+    if not isinstance(step.transition, Wait):
+        return
+    known = {spawn.id for spawn in step.spawns}
+    earlier = [each for each in step.transition.tasks if each not in known]
+    if strangers := set(earlier) - reads.children(database, task.id, earlier):
+        raise BadDefinition(
+            f"{task.kind} waits in {task.phase} for task {min(strangers)}, which it did not spawn",
+            "wait for ids that self.spawn returned",
+        )
 
 
 def _read_document(database: Database, task: Task, kind: type[Document]) -> Any:
@@ -187,7 +218,12 @@ def _change(draft: Draft, update: Update) -> None:
     kind = update.document
 
     def change(stored: StoredDocument | None) -> Json:
-        return update.change(_value(kind, stored)).model_dump(mode="json")
+        changed = edge.call(update.change, _value(kind, stored))
+        if not isinstance(changed, kind):
+            raise BadDefinition(
+                f"a change of document {kind.kind} gave {type(changed).__name__}", f"let it return a {kind.__name__}"
+            )
+        return edge.call(partial(changed.model_dump, mode="json"))
 
     draft.change_document(kind.kind, kind.kind, kind.schema_version, change)
 

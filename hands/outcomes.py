@@ -11,10 +11,13 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
+from shared.model import edge
 from shared.model.json import Json, canonical, clean, clean_text
 
 MAX_RETRY_AFTER_SECONDS = 86_400.0
 MAX_REPR_CHARACTERS = 2_000
+MAX_RESULT_BYTES = 2 * 1024 * 1024
+"""Of the JSON of a result: with the arguments it must fit into one event."""
 
 # Infinities are left to the door for JSON, which names them; pydantic alone would store null.
 _NAMED_INFINITIES = ConfigDict(ser_json_inf_nan="constants")
@@ -65,29 +68,46 @@ def stored_result(value: object, adapter: TypeAdapter[Any], limit: int) -> Json:
     """
     result = _json_form(value, adapter)
     text = result if isinstance(result, str) else canonical(result)
-    encoded = text.encode()
-    if len(encoded) <= limit:
-        return result
-    return {"truncated": True, "text": encoded[:limit].decode(errors="ignore")}
+    if len(text.encode()) > limit:
+        result = _cut(text, limit)
+    # Quotes and control characters take up to six bytes in JSON.
+    if len(canonical(result).encode()) > MAX_RESULT_BYTES:
+        result = _cut(text, MAX_RESULT_BYTES // 8)
+    return result
+
+
+def shortest_result(stored: Json) -> Json:
+    """The least that is kept of a result that the store did not take."""
+    return _cut(canonical(stored), MAX_REPR_CHARACTERS)
+
+
+def _cut(text: str, limit: int) -> Json:
+    return {"truncated": True, "text": text.encode()[:limit].decode(errors="ignore")}
 
 
 def _json_form(value: object, adapter: TypeAdapter[Any]) -> Json:
+    """Serializers are code of others, and nothing that they raise undoes the effect."""
     try:
-        return clean(adapter.dump_python(value, mode="json", warnings=False, fallback=_repr), limit=sys.maxsize)
-    except Exception:  # noqa: BLE001 - serializers are the author's code, and nothing they raise undoes the effect
-        return _plain_form(value)
-
-
-def _plain_form(value: object) -> Json:
+        return edge.call(_dumped, value, adapter)
+    except edge.ForeignError:
+        pass
     try:
-        return clean(value, limit=sys.maxsize)  # pydantic refuses lone surrogates, the door mends them
-    except Exception:  # noqa: BLE001 - as above
+        return edge.call(_cleaned, value)  # pydantic refuses lone surrogates, the door mends them
+    except edge.ForeignError:
         return _repr(value)
+
+
+def _dumped(value: object, adapter: TypeAdapter[Any]) -> Json:
+    return _cleaned(adapter.dump_python(value, mode="json", warnings=False, fallback=_repr))
+
+
+def _cleaned(value: object) -> Json:
+    return clean(value, limit=sys.maxsize)
 
 
 def _repr(value: object) -> str:
     try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - as above
+        text = edge.call(repr, value)
+    except edge.ForeignError:
         text = object.__repr__(value)
     return clean_text(text[:MAX_REPR_CHARACTERS])

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_type_hints, overload
 
 from pydantic import TypeAdapter
 
 from hands.arguments import Arguments, arguments_of
 from hands.context import ToolContext
-from hands.outcomes import NotFound, Unknown, result_adapter, stored_result
+from hands.outcomes import NotFound, Retry, ToolError, Unknown, result_adapter, stored_result
 from hands.policy import Decision, Policy, check_rule, judge
 from shared.errors import BadDefinition
-from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds
+from shared.model import edge
+from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds, shown
 from shared.model.json import Json, clean_text, digest
 from shared.model.tool import Replay, ToolSpec
 
@@ -29,6 +32,8 @@ OUTPUT_LIMIT_BYTES = 65_536
 MAX_OUTPUT_BYTES = 1024 * 1024
 """A result is part of every later request of its session, and is stored with the arguments in one event."""
 MAX_OPERATION_KEY = 200
+LEFT_SECONDS = 1.0
+"""How long tasks that a call left behind may take to end."""
 
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
 _POOL = re.compile(r"hands\.[a-z0-9_-]+")
@@ -115,9 +120,9 @@ class Tool(Generic[Parameters, Returned]):
         """
         if self.operation is None:
             return task_id
-        key: object = self.operation(self.arguments.values(arguments))
+        key: object = edge.call(self.operation, self.arguments.values(arguments))
         if not isinstance(key, str) or not key:
-            raise BadDefinition(f"operation= of {self.name} returned {key!r}", "return a text that is not empty")
+            raise BadDefinition(f"operation= of {self.name} returned {shown(key)}", "return a text that is not empty")
         key = clean_text(key)
         return f"{self.name}:{key if len(key) <= MAX_OPERATION_KEY else digest(key)}"
 
@@ -125,21 +130,22 @@ class Tool(Generic[Parameters, Returned]):
         """Whether a call with these arguments runs, is refused or is asked about. Raises BadDefinition."""
         if not callable(self.policy) and agent_rule is None:
             return judge(self.policy, None, None)
-        return judge(self.policy, self.arguments.values(arguments), agent_rule)
+        return edge.call(judge, self.policy, self.arguments.values(arguments), agent_rule, words=(BadDefinition,))
 
     def call(self, context: ToolContext, named: Mapping[str, Any]) -> object:
-        """Runs the function to its end with these Python values; a coroutine gets an event loop of its own.
+        """Runs the function to its end with these Python values.
 
-        Raises what the function raises.
+        Raises ToolError and Retry, which are the function's word, and ForeignError for whatever else it raises.
         """
         function: Callable[..., object] = self.function
-        return run_to_end(function(context, **named) if self.takes_context else function(**named))
+        entered = partial(function, context, **named) if self.takes_context else partial(function, **named)
+        return edge.call(run_to_end, entered, words=(ToolError, Retry))
 
     def find_effect(self, context: ToolContext) -> object | NotFound | Unknown:
         """Asks the look-up about the context's operation; anything but the two markers is the call's result."""
         if self.found_by is None:
             raise BadDefinition(f"{self.name} has no look-up", f"define one with @{self.name}.lookup()")
-        answer = run_to_end(self.found_by.function(context))
+        answer = edge.call(run_to_end, partial(self.found_by.function, context))
         for marker in (NotFound, Unknown):
             if answer is marker:
                 return marker()
@@ -285,9 +291,45 @@ def check_identity(name: str, version: int, pool: str) -> None:
         raise BadDefinition(f"{name}: {pool!r} is no pool of hands", f"name it like {DEFAULT_POOL!r}")
 
 
-def run_to_end(value: object) -> object:
-    """The value itself, or what a coroutine returns when run in an event loop of its own."""
-    return asyncio.run(value) if inspect.iscoroutine(value) else value
+def run_to_end(entered: Callable[[], object]) -> object:
+    """What the function returns, or what its coroutine returns when run in this thread's event loop.
+
+    The loop stays open, so that a client, a lock or a pool that a module keeps works over calls. Tasks that a coroutine
+    leaves behind are cancelled at its end: they would act in the time of another call.
+    """
+    value = entered()
+    return _LOOPS.run(value) if inspect.iscoroutine(value) else value
+
+
+class _Loops(threading.local):
+    """An event loop for each thread: Hands runs its calls in the main thread of its processes, one after the other."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    """Made by the first coroutine, so never before a process forks."""
+
+    def run(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        if self.loop is None or self.loop.is_closed():
+            self.loop = asyncio.new_event_loop()
+        loop = self.loop
+        try:
+            return loop.run_until_complete(coroutine)
+        finally:
+            if not _end_tasks(loop):
+                self.loop = None  # what does not end is never run again
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether all tasks have ended that a coroutine left behind; raises nothing, since its result is there."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    try:
+        return not left or not loop.run_until_complete(asyncio.wait(left, timeout=LEFT_SECONDS))[1]
+    except BaseException:  # noqa: BLE001 - what a task raises while it is cancelled
+        return False
+
+
+_LOOPS = _Loops()
 
 
 def _refuse_generator(function: Callable[..., Any], owner: str) -> None:

@@ -59,7 +59,7 @@ from shared.model.ids import (
 from shared.model.json import Json, clean, clean_text, digest
 from shared.model.redaction import ErasureReceipt, RedactionReceipt
 from shared.model.session import Session
-from shared.model.signal import SignalReceipt
+from shared.model.signal import OF_PEOPLE, SignalReceipt
 from shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
 from shared.model.task import Priority, PriorityName, Task
 from shared.runtime.settings import addresses, settings
@@ -695,8 +695,8 @@ def _reason(value: object) -> str:
 
 
 def _signal_name(value: object) -> str:
-    if _text(value, "name").startswith("human:"):
-        raise BadInput("names that begin with human: are for answers of people", "use client.answer")
+    if _text(value, "name").startswith(OF_PEOPLE):
+        raise BadInput(f"names that begin with {OF_PEOPLE} are for answers of people", "use client.answer")
     return _name(value, "name")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from shared.errors import Incompatible
+from shared.model import edge
 from shared.model.json import Json
 from shared.model.task import Requirement, Task, Transition
 from shared.model.worker import Offer
@@ -28,10 +29,12 @@ class Step:
     """What a phase came to.
 
     If the commit is refused, `evidence` is kept in the attempt's row (a late tool result), and `left_behind` fills a
-    commit of its own, in the name of nobody (work begun elsewhere that must be stopped there).
+    commit of its own, in the name of nobody (work begun elsewhere that must be stopped there). If the commit fails for
+    its content, `instead` is committed: the same outcome with the least content, for an effect that has happened.
     """
 
     decide: Decide
+    instead: Decide | None = None
     evidence: Json = None
     left_behind: Callable[[Draft], None] | None = None
 
@@ -79,11 +82,10 @@ class Kind:
         """
         if task.version < self.version:
             try:
-                migrated = task if self.migrate is None else self.migrate(task)
-            except Exception as error:
+                migrated = task if self.migrate is None else edge.call(self.migrate, task)
+            except edge.ForeignError as error:
                 raise Incompatible(
-                    f"its state of version {task.version} cannot be made one of version {self.version}:"
-                    f" {type(error).__name__}: {error}"
+                    f"its state of version {task.version} cannot be made one of version {self.version}: {error}"
                 ) from error
             # What a task requires is its own kind, or an agent, which has versions of its own.
             own = task.requires.name == self.name

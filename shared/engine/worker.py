@@ -25,9 +25,10 @@ from shared.engine.limits import Limits
 from shared.engine.run import Run
 from shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
 from shared.kernel import background, compat, recovery
+from shared.model import edge
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
-from shared.model.json import Json, clean_text
+from shared.model.json import Json
 from shared.model.task import Final, Status, Task
 from shared.model.worker import WorkerInfo
 from shared.runtime.logs import logger
@@ -206,9 +207,7 @@ class Worker:
             phase, run = kind.phases[found.phase], self._run(found)
             step = phase.run(run)
             run.end()
-            move = partial(self._move, owned=task, kind=kind, step=step, run=run)
-            # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
-            return self._commit(task, move, step, any_format=not phase.pinned)
+            return self._store(task, kind, phase, run, step)
         except THEIRS:
             raise
         except Exception as error:
@@ -217,9 +216,23 @@ class Worker:
                 block = partial(blocking.block, task=task, problem=error, host=self.info.host)
                 return self._commit(task, block, None)
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
-            reason = clean_text(f"{type(error).__name__}: {error}")[:500]
+            reason = edge.told(error)[:500]
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None)
+
+    def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: Step) -> Task | None:
+        """Commit what a phase came to, with the least content if the store does not take all of it."""
+        move = partial(self._move, owned=task, kind=kind, step=step, run=run)
+        try:
+            # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
+            return self._commit(task, move, step, any_format=not phase.pinned)
+        except (*THEIRS, Incompatible):
+            raise
+        except Exception:
+            if step.instead is None:
+                raise
+            log.exception("content_not_stored", task=task.id, kind=task.kind, phase=task.phase)
+            return self._store(task, kind, phase, run, replace(step, decide=step.instead, instead=None))
 
     def _commit(
         self, task: Task, decide: Callable[[Draft], None], step: Step | None, *, any_format: bool = True

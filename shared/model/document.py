@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from shared.errors import BadDefinition, Incompatible
+from shared.model import edge
 from shared.model.bounds import check_count
 from shared.model.ids import SessionId
 from shared.model.json import Json, clean_text, duplicate
@@ -83,14 +84,14 @@ class Document(BaseModel):
             value = duplicate(value)
         for version in range(stored.schema_version, cls.schema_version):
             try:
-                value = cls.migrations[version](value)
-            except Exception as error:
-                problem = f"{type(error).__name__}: {error}"
-                raise Incompatible(f"{what}, and the migration from {version} fails: {problem}", MIGRATE) from error
+                value = edge.call(cls.migrations[version], value)
+            except edge.ForeignError as error:
+                raise Incompatible(f"{what}, and the migration from {version} fails: {error}", MIGRATE) from error
         try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise Incompatible(f"{what}, and does not fit {cls.__name__}: {_one_line(error)}", MIGRATE) from error
+            return edge.call(cls.model_validate, value, words=(ValidationError,))
+        except (ValidationError, edge.ForeignError) as error:
+            problem = _one_line(error) if isinstance(error, ValidationError) else error
+            raise Incompatible(f"{what}, and does not fit {cls.__name__}: {problem}", MIGRATE) from error
 
 
 NEWER = "run a worker that reads it"

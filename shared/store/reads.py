@@ -11,6 +11,7 @@ from sqlalchemy import (
     Integer,
     Select,
     Text,
+    Uuid,
     all_,
     any_,
     bindparam,
@@ -188,6 +189,11 @@ OPEN_APPROVALS = Statement(
 TASK_APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
 SIGNAL_BY_REQUEST = Statement(select(signals).where(signals.c.request_digest == bindparam("digest")))
 TASK = Statement(select(tasks).where(tasks.c.id == bindparam("task_id")))
+CHILDREN = Statement(
+    select(tasks.c.id).where(
+        tasks.c.owner_id == bindparam("owner_id"), tasks.c.id == any_(bindparam("ids", type_=ARRAY(Uuid)))
+    )
+)
 LAST_GENERATION = Statement(
     select(tasks)
     .where(tasks.c.owner_id == bindparam("owner_id"), tasks.c.kind == literal_column("'generation'"))
@@ -281,6 +287,14 @@ def context(
 def task(database: Database, task_id: TaskId) -> Task | None:
     (result,) = database.run(TASK(task_id=task_id))
     return None if result.first is None else rows.task(result.first)
+
+
+def children(database: Database, owner_id: TaskId, ids: Sequence[TaskId]) -> set[TaskId]:
+    """Which of these tasks the owner made."""
+    if not ids:
+        return set()
+    (result,) = database.run(CHILDREN(owner_id=owner_id, ids=list(ids)))
+    return {TaskId(row["id"]) for row in result.rows}
 
 
 def last_generation(database: Database, owner_id: TaskId) -> Task:

@@ -11,7 +11,7 @@ from pydantic import EmailStr
 from hands.arguments import BadArguments
 from hands.flow import AnyDocument, Flow, FlowTransition, Step, TaskResult, Update, phase, run_phase
 from hands.tool import tool
-from shared.errors import BadDefinition, NotStorable
+from shared.errors import BadDefinition
 from shared.model.document import Document
 from shared.model.ids import TaskId, new_task_id
 from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Wait, WaitSignal
@@ -215,8 +215,8 @@ def test_a_transition_comes_out_in_values_that_can_be_stored(give: Any, transiti
         (lambda _: Next("end"), "flow returning has no phase 'end'"),
         (lambda flow: Next(flow.no_phase), "flow returning has no phase 'no_phase'"),
         (lambda _: Sleep(float("inf"), "finish"), "returning.start returned Sleep"),
-        (lambda _: WaitSignal("n" * 501, "finish", 1.0), "name or key is too long"),
-        (lambda _: WaitSignal("n", "finish", 1.0, "k" * 501), "name or key is too long"),
+        (lambda _: WaitSignal("n" * 501, "finish", 1.0), "the name must be 1 to 500 characters"),
+        (lambda _: WaitSignal("n", "finish", 1.0, "k" * 501), "the key must be text, of 500 characters"),
         (lambda _: Sleep(0, "finish", until=datetime(2026, 1, 1)), "returning.start returned Sleep"),  # noqa: DTZ001
     ],
 )
@@ -230,7 +230,9 @@ def test_a_checkpoint_that_is_no_json_is_refused() -> None:
     for _ in range(200):
         deep = [deep]
 
-    with pytest.raises(NotStorable):
+    with pytest.raises(
+        BadDefinition, match=r"returning\.start returned Next: its checkpoint cannot be stored: .*nested"
+    ):
         returned(lambda _: Next("finish", deep))
 
 

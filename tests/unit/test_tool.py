@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, dataclass
@@ -19,6 +20,7 @@ from hands.loading import tools_in
 from hands.outcomes import NotFound, Retry, ToolError, Unknown
 from hands.tool import AnyTool, tool
 from shared.errors import BadDefinition
+from shared.model.edge import ForeignError
 from shared.model.ids import new_session_id, new_task_id
 from shared.model.json import canonical
 from shared.model.tool import Replay
@@ -143,7 +145,7 @@ def test_infinite_numbers_survive_storing() -> None:
 
 
 @pytest.mark.promise("F1")
-def test_an_async_tool_runs_in_an_event_loop_of_its_own() -> None:
+def test_an_async_tool_runs_in_an_event_loop() -> None:
     @tool
     async def add(first: int, second: int) -> int:
         await asyncio.sleep(0)
@@ -153,9 +155,69 @@ def test_an_async_tool_runs_in_an_event_loop_of_its_own() -> None:
     assert add.takes_context is False
 
 
+def test_what_a_module_keeps_of_an_event_loop_works_over_calls_also_after_one_that_failed() -> None:
+    kept = asyncio.Lock()
+    loops = []
+
+    @tool
+    async def use(how: str) -> str:
+        loops.append(asyncio.get_running_loop())
+        async with kept:
+            held = asyncio.create_task(kept.acquire())  # a lock is bound to its loop once somebody waits for it
+            await asyncio.sleep(0)
+            held.cancel()
+            if how == "stop":
+                asyncio.get_running_loop().stop()
+                await asyncio.sleep(60)
+            if how == "fail":
+                raise asyncio.CancelledError
+        return how
+
+    assert use.call(context(), {"how": "work"}) == "work"
+    for how in ("fail", "stop"):
+        with pytest.raises(ForeignError):
+            use.call(context(), {"how": how})
+    assert use.call(context(), {"how": "work"}) == "work"
+    assert len(set(map(id, loops))) == 1
+
+
+def test_what_an_async_call_leaves_behind_does_not_act_in_the_time_of_another() -> None:
+    acted: list[str] = []
+
+    async def later(name: str, *, stubborn: bool) -> None:
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            if not stubborn:
+                raise
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.3)
+                    acted.append(name)
+        acted.append(name)
+
+    @tool
+    async def leave(name: str, stubborn: bool) -> str:
+        left.append(asyncio.create_task(later(name, stubborn=stubborn)))
+        await asyncio.sleep(0)
+        return name
+
+    @tool
+    async def wait(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    left: list[asyncio.Task[None]] = []
+    assert leave.call(context(), {"name": "cancelled", "stubborn": False}) == "cancelled"
+    assert leave.call(context(), {"name": "stubborn", "stubborn": True}) == "stubborn"
+    before = list(acted)
+    wait.call(context(), {"seconds": 0.5})
+    assert acted == before
+    assert "cancelled" not in acted
+
+
 @pytest.mark.promise("F7")
-@pytest.mark.parametrize("word", [ToolError("no such customer"), Retry("busy", after=3), ValueError("?")])
-def test_what_a_tool_raises_comes_out_as_it_is(word: Exception) -> None:
+@pytest.mark.parametrize("word", [ToolError("no such customer"), Retry("busy", after=3)])
+def test_the_words_of_a_tool_come_out_as_they_are(word: Exception) -> None:
     @tool
     async def fail() -> None:
         raise word
