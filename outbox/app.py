@@ -21,6 +21,7 @@ from shared.model.worker import WorkerInfo
 from shared.runtime.environment import environment_hash
 from shared.runtime.logs import configure_logs, logger
 from shared.runtime.settings import addresses, settings
+from shared.runtime.threads import indispensable
 from shared.store import migrate
 from shared.store.database import Database
 
@@ -54,7 +55,7 @@ def main() -> None:
     origin = Origin(worker_id=worker.id, pool=worker.pool, environment=worker.environment)
     ledger = Ledger(database, Bell(found.redis_url))
     sweep = Sweep(ledger, origin, restart_limit=current.restart_limit, stopping=stopping)
-    sweeping = threading.Thread(target=sweep.run, name="sweep")
+    sweeping = indispensable(sweep.run, name="sweep", daemon=False)
     sweeping.start()
     log.info("relay_started", worker=worker.id)
     publisher = Publisher(found.redis_url)

@@ -18,6 +18,7 @@ from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, read_entry, task_name, write_hints
 from shared.model.ids import TaskId
 from shared.runtime.logs import logger
+from shared.runtime.outage import Outage
 from shared.store.database import Row
 
 log = logger("publisher")
@@ -40,6 +41,7 @@ class Publisher:
         transport.use(self._app)
         self._redis = connect(redis_url, timeout=3.0)
         self._refused: set[str] = set()
+        self.outage = Outage(log, "broker", redis_url)
         self._connection: Any = None
         self._producer: Any = None
 
@@ -100,7 +102,7 @@ class Publisher:
         """Let go of the connection, also of one that is broken; the next publish makes another."""
         if self._connection is not None:
             connection, self._connection, self._producer = self._connection, None, None
-            with suppress(*BROKER_AWAY):
+            with suppress(Exception):  # whatever a broken connection says as it is closed
                 connection.release()
 
 

@@ -22,7 +22,7 @@ from shared.errors import ServerUnavailable
 from shared.model.ids import TaskId
 from shared.runtime.logs import logger
 from shared.store import hints, turns, workers
-from shared.store.database import TRANSIENT, Database, Row
+from shared.store.database import TRANSIENT, Database, Row, log_interruption
 from shared.store.turns import Limits
 
 log = logger(__name__)
@@ -32,7 +32,8 @@ OFFERS_SECONDS = 1.0
 LOST_SECONDS = 0.5
 """How often a relay looks for hints that were lost."""
 WINDOW_A_SLOT = 4
-BROKER_PAUSE_SECONDS = 0.5
+PAUSE_SECONDS = 0.5
+"""After a pass that failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +63,22 @@ class Relay:
         self._rotations: dict[str, Rotation] = {}
 
     def run(self) -> None:
-        """Publish until told to stop; after a wake it goes on until a pass finds nothing."""
+        """Publish until told to stop, whatever goes wrong; after a wake it goes on until a pass finds nothing."""
         while not self._stopping.is_set():
             try:
-                if not self.pass_once():
+                published = self.pass_once()
+                self._publisher.outage.over()
+                if not published:
                     self._bell.wait(POLL_SECONDS, self._stopping)
             except BROKER_AWAY as error:
-                log.warning("broker_away", error=type(error).__name__)
-                self._stopping.wait(BROKER_PAUSE_SECONDS)
+                self._publisher.outage.began(error)
+                self._stopping.wait(PAUSE_SECONDS)
             except (*TRANSIENT, ServerUnavailable) as error:
-                log.warning("postgres_away", error=type(error).__name__)
-                self._stopping.wait(BROKER_PAUSE_SECONDS)
+                log_interruption(log, "pass_interrupted", error)
+                self._stopping.wait(PAUSE_SECONDS)
+            except Exception:
+                log.exception("pass_failed")
+                self._stopping.wait(PAUSE_SECONDS)
 
     def pass_once(self) -> int:
         """Top up every pool once; how many hints were published."""

@@ -1,15 +1,19 @@
 """The sweep: finds what stopped or has come due, and settles each session in a commit of its own.
 
-It runs every second in every relay process. Candidates are found without locks; a session that somebody else holds is
-left for the next sweep. Every judgement is made again under the session's lock, so a late candidate does nothing.
+It runs every second in every relay process. Candidates are found without locks, sort by sort and page by page; a
+session that somebody else holds is left for the next sweep. Every judgement is made again under the session's lock, so
+a late candidate does nothing. Whatever fails is alone in that: where a session's candidates fail together they are
+tried one by one, and one that cannot be settled rests for a while, longer each time.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from uuid import UUID
 
 from shared.engine.draft import Draft, Origin
 from shared.engine.ledger import Ledger
@@ -19,14 +23,31 @@ from shared.model.commit import Commit
 from shared.model.ids import ConversationId, SessionId
 from shared.runtime.logs import logger
 from shared.store import due, slots, workers
-from shared.store.database import TRANSIENT, Row
+from shared.store.database import TRANSIENT, Row, log_interruption
 from shared.store.due import Due
 from shared.store.view import View
 
 log = logger(__name__)
 
 SWEEP_SECONDS = 1.0
+SORT_SECONDS = 2.0
+"""How long a sweep stays with one sort; the next one goes on from there."""
+
 FORGET_EVERY = 600
+
+LONGEST_REST_SECONDS = 60.0
+MOST_AT_REST = 10_000
+"""How many candidates that failed are known; one that is forgotten is tried again sooner."""
+
+INTERRUPTED = (*TRANSIENT, ServerUnavailable, Unsettled)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """How long a candidate that could not be settled is left alone, in monotonic time."""
+
+    until: float
+    seconds: float
 
 
 class Sweep:
@@ -34,56 +55,122 @@ class Sweep:
 
     def __init__(self, ledger: Ledger, origin: Origin, *, restart_limit: int, stopping: threading.Event) -> None:
         self._ledger = ledger
+        self._database = ledger.database
         self._origin = origin
         self._restart_limit = restart_limit
         self._stopping = stopping
+        self._places: dict[Due, UUID] = {}
+        """Where to go on with a sort that has more candidates than a sweep gets through."""
+        self._resting: dict[tuple[Due, UUID], Rest] = {}
 
     def run(self) -> None:
-        """Sweep every second until told to stop; an error costs one sweep."""
+        """Sweep every second until told to stop, whatever goes wrong."""
         sweeps = 0
         while not self._stopping.wait(SWEEP_SECONDS):
-            try:
-                self.sweep_once()
-                if sweeps % FORGET_EVERY == 0:
-                    self._ledger.database.run(workers.forget())
-                sweeps += 1
-            except (*TRANSIENT, ServerUnavailable) as error:
-                log.warning("postgres_away", error=type(error).__name__)
+            self._survive(self.sweep_once)
+            if sweeps % FORGET_EVERY == 0:
+                self._survive(self._forget)
+            sweeps += 1
 
     def sweep_once(self) -> None:
-        """Settle everything that is due now and whose session is free."""
-        database = self._ledger.database
-        live = workers.live(database)
-        database.run(*due.mend_hints(), slots.free_abandoned())
-        found = sorted(due.find(database, live), key=itemgetter("session_id"))
-        for session_id, candidates in groupby(found, key=itemgetter("session_id")):
-            self._settle(session_id, list(candidates))
+        """Settle everything that is due now and whose session is free; an error costs the work that met it."""
+        self._survive(self._mend)
+        known = due.circumstances(self._database, workers.live(self._database))
+        for sort in Due:
+            self._survive(partial(self._settle_sort, sort, known))
 
-    def _settle(self, session_id: SessionId, candidates: Sequence[Row]) -> None:
-        task_ids = [row["subject"] for row in candidates if row["due"] != Due.INPUT]
+    def _survive(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except INTERRUPTED as error:
+            log_interruption(log, "sweep_interrupted", error)
+        except Exception:
+            log.exception("sweep_failed")
+
+    def _mend(self) -> None:
+        self._database.run(*due.mend_hints(), slots.free_abandoned())
+
+    def _forget(self) -> None:
+        self._database.run(workers.forget())
+
+    def _settle_sort(self, sort: Due, known: Row) -> None:
+        """Settle all candidates of a sort, or go on with them in the next sweep when the time is over."""
+        end = time.monotonic() + SORT_SECONDS
+        while True:
+            page = due.find(self._database, sort, known, self._places.get(sort, due.FIRST_PAGE))
+            for session_id, candidates in _by_session(page).items():
+                self._settle(session_id, sort, candidates)
+                if time.monotonic() >= end:
+                    self._places[sort] = candidates[0]["subject"]
+                    return
+            if len(page) < due.PAGE:
+                self._places.pop(sort, None)
+                return
+            self._places[sort] = page[-1]["subject"]
+
+    def _settle(self, session_id: SessionId, sort: Due, candidates: Sequence[Row]) -> None:
+        """Settle the candidates of a session in one commit; one by one where that fails."""
+        now = time.monotonic()
+        rested = [row for row in candidates if not self._rests(sort, row, now)]
+        if not rested:
+            return
+        try:
+            commit = self._commit(session_id, sort, rested)
+        except INTERRUPTED as error:
+            if not isinstance(error, Unsettled) or isinstance(error.__cause__, ServerUnavailable):
+                raise  # Postgres is away, which is nothing of the candidates'.
+            log.info("sweep_put_off", session=session_id, due=sort, error=type(error).__name__)
+            for row in rested:
+                self._let_rest(sort, row)
+        except Exception as error:
+            if len(rested) > 1:
+                for row in rested:
+                    self._settle(session_id, sort, [row])
+                return
+            if isinstance(error, StaleWrite):
+                log.info("sweep_put_off", session=session_id, due=sort, error=type(error).__name__)
+            else:
+                log.exception("sweep_failed", session=session_id, due=sort, subject=rested[0]["subject"])
+            self._let_rest(sort, rested[0])
+        else:
+            for row in rested:
+                self._resting.pop((sort, row["subject"]), None)
+            if commit is not None:
+                log.info("swept", session=session_id, due=sort, count=len(rested))
+
+    def _commit(self, session_id: SessionId, sort: Due, candidates: Sequence[Row]) -> Commit | None:
+        task_ids = [row["subject"] for row in candidates if sort is not Due.INPUT]
 
         def fill(view: View) -> Commit | None:
             draft = Draft(view, self._origin, any_format=True)
             for row in candidates:
-                self._judge(draft, row)
+                self._judge(draft, sort, row)
             commit = draft.freeze()
             return commit if commit.events or commit.changes or commit.new_tasks else None
 
-        try:
-            commit = self._ledger.apply(session_id, task_ids, fill, skip_locked=True, seconds=2.0)
-        except (StaleWrite, Unsettled) as error:
-            log.info("sweep_put_off", session=session_id, error=type(error).__name__)
-            return
-        except Exception:
-            # A session that cannot be settled must not keep the others from it.
-            log.exception("sweep_failed", session=session_id)
-            return
-        if commit is not None:
-            log.info("swept", session=session_id, due=",".join(sorted({row["due"] for row in candidates})))
+        return self._ledger.apply(session_id, task_ids, fill, skip_locked=True, seconds=2.0)
 
-    def _judge(self, draft: Draft, row: Row) -> None:
-        due = Due(row["due"])
-        if due is Due.INPUT:
+    def _judge(self, draft: Draft, sort: Due, row: Row) -> None:
+        if sort is Due.INPUT:
             draft.take_next_input(ConversationId(row["subject"]))
         elif (task := draft.view.tasks.get(row["subject"])) is not None:
-            settle(draft, task, due, restart_limit=self._restart_limit, reason=row["reason"])
+            settle(draft, task, sort, restart_limit=self._restart_limit, reason=row["reason"])
+
+    def _rests(self, sort: Due, row: Row, now: float) -> bool:
+        rest = self._resting.get((sort, row["subject"]))
+        return rest is not None and now < rest.until
+
+    def _let_rest(self, sort: Due, row: Row) -> None:
+        before = self._resting.pop((sort, row["subject"]), None)
+        seconds = SWEEP_SECONDS if before is None else min(LONGEST_REST_SECONDS, 2 * before.seconds)
+        self._resting[sort, row["subject"]] = Rest(until=time.monotonic() + seconds, seconds=seconds)
+        if len(self._resting) > MOST_AT_REST:
+            del self._resting[next(iter(self._resting))]
+
+
+def _by_session(page: Sequence[Row]) -> dict[SessionId, list[Row]]:
+    """The candidates of each session, the sessions in the order of their first ones."""
+    sessions: dict[SessionId, list[Row]] = {}
+    for row in page:
+        sessions.setdefault(row["session_id"], []).append(row)
+    return sessions

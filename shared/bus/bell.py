@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -17,6 +18,7 @@ from redis.retry import Retry
 from shared.bus.topics import RELAY_BELL, session_topic
 from shared.model.ids import SessionId
 from shared.runtime.logs import logger
+from shared.runtime.outage import Outage
 
 log = logger("bell")
 
@@ -44,12 +46,13 @@ class Bell:
 
     def __init__(self, url: str) -> None:
         self._redis = connect(url, timeout=0.3)
+        self._outage = Outage(log, "bell", url)
         self._rest_until = 0.0
 
     def ring(self, session_id: SessionId, *, hints: bool, ended: bool) -> None:
         """Tell observers of the session, and whether a submission ended; and the relay if there are new hints.
 
-        A broker that is away is no error.
+        Nothing that goes wrong here is an error: what it tells of is committed.
         """
         if time.monotonic() < self._rest_until:
             return
@@ -60,9 +63,13 @@ class Bell:
                     pipeline.ltrim(RELAY_BELL, 0, 0)
                 pipeline.publish(session_topic(session_id), ENDED if ended else GOING_ON)
                 pipeline.execute()
+            self._outage.over()
         except redis.RedisError as error:
             self._rest_until = time.monotonic() + REST_SECONDS
-            log.info("bell_silent", error=type(error).__name__)
+            self._outage.began(error)
+        except Exception:
+            self._rest_until = time.monotonic() + REST_SECONDS
+            log.exception("bell_failed")
 
     def close(self) -> None:
         self._redis.close()
@@ -80,7 +87,10 @@ class RelayBell:
             return self._redis.blpop([RELAY_BELL], timeout=seconds) is not None
         except redis.RedisError:
             stopping.wait(seconds)
-            return False
+        except Exception:
+            log.exception("bell_failed")
+            stopping.wait(seconds)
+        return False
 
 
 class SessionBell:
@@ -102,10 +112,12 @@ class SessionBell:
                 return True
             return self._hears(time.monotonic() + seconds)
         except redis.RedisError:
-            self._listening = False
-            self._pubsub.reset()
-            time.sleep(seconds)
-            return False
+            self._begin_anew()
+        except Exception:
+            log.exception("bell_failed")
+            self._begin_anew()
+        time.sleep(seconds)
+        return False
 
     def _hears(self, until: float) -> bool:
         while (left := until - time.monotonic()) > 0:
@@ -113,6 +125,11 @@ class SessionBell:
             if message is not None and (not self._ends or message["data"] == ENDED):
                 return True
         return False
+
+    def _begin_anew(self) -> None:
+        self._listening = False
+        with suppress(Exception):  # whatever a broken connection says as it is closed
+            self._pubsub.reset()
 
     def close(self) -> None:
         self._pubsub.close()

@@ -254,10 +254,17 @@ def _say_ready(found: Addresses, flower_port: int | None) -> None:
 
 
 def _copy(name: str, output: IO[bytes], kept: deque[str]) -> None:
-    for line in output:
-        if line.strip():
-            kept.append(line.decode(errors="replace").rstrip("\n"))
-            _say(name, kept[-1])
+    """Shows what a part says; where that cannot be shown any more, all stops, in order."""
+    try:
+        for line in output:
+            if line.strip():
+                kept.append(line.decode(errors="replace").rstrip("\n"))
+                _say(name, kept[-1])
+    except BaseException:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in output:
+            pass  # A part whose output nobody reads could not even end.
+        raise
 
 
 def _refusal(name: str, said: Sequence[str]) -> BrainhandsError:

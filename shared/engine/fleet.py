@@ -177,6 +177,8 @@ def _tell_children(host: str) -> None:
         workers.drain(database, host)
     except (*TRANSIENT, ServerUnavailable) as error:
         log.warning("drain_not_recorded", error=type(error).__name__)
+    except Exception:
+        log.exception("drain_not_recorded")
     finally:
         database.close()
 

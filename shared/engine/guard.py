@@ -36,6 +36,10 @@ class Guard:
         # A guard that does not read must not hold up the keeper; what it then misses, the kernel timer sees to.
         os.set_blocking(self._pipe, False)
 
+    def has_ended(self) -> bool:
+        """Whether the guard died, so that somebody must start another."""
+        return self._process.poll() is not None
+
     def allow(self, until: float) -> None:
         """Let the group live until then, in monotonic time. Raises OSError if the guard does not listen."""
         os.write(self._pipe, struct.pack("d", until))

@@ -20,8 +20,9 @@ from shared.errors import ServerUnavailable
 from shared.model.ids import TaskId
 from shared.model.worker import WorkerInfo
 from shared.runtime.logs import logger
+from shared.runtime.threads import indispensable
 from shared.store import attempts, workers
-from shared.store.database import TRANSIENT, Database
+from shared.store.database import TRANSIENT, Database, log_interruption
 
 log = logger("keeper")
 
@@ -54,6 +55,8 @@ class Keeper:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._renew_below = lease_seconds * 2 / 3
+        self._look_seconds = min(LOOK_SECONDS, lease_seconds / 3)
+        self._seen_seconds = min(SEEN_SECONDS, lease_seconds / 3)
         self._ends_process = ends_process
         self._guard: Guard | None = None
         self._held: dict[TaskId, Held] = {}
@@ -61,7 +64,8 @@ class Keeper:
         self._wake = threading.Event()
         self._stopping = False
         self._draining = False
-        self._thread = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._look_at = 0.0
+        self._thread = indispensable(self._keep, name="keeper")
 
     def start(self) -> None:
         if self._ends_process and os.getpgrp() == os.getpid():
@@ -92,6 +96,9 @@ class Keeper:
         with self._lock:
             self._held[task_id] = Held(fence, until)
             self._arm()
+            # It may be at rest as long as a process that holds nothing.
+            self._look_at = min(self._look_at, time.monotonic() + self._look_seconds)
+        self._wake.set()
 
     def drop(self, task_id: TaskId, fence: int) -> None:
         """The claim is over: given back, or lost, and its code has returned."""
@@ -133,21 +140,34 @@ class Keeper:
         if self._guard is None:
             return
         try:
+            if self._guard.has_ended():
+                log.warning("guard_ended")
+                self._guard = Guard()
             self._guard.allow(until)
         except OSError as error:
             log.warning("guard_does_not_listen", error=type(error).__name__)
 
     def _keep(self) -> None:
         while not self._stopping:
+            again = False
             try:
                 self._say_alive()
-                self._renew()
+                again = self._renew()
             except (*TRANSIENT, ServerUnavailable) as error:
-                log.warning("keeper_cannot_reach_postgres", error=type(error).__name__)
+                log_interruption(log, "keeper_interrupted", error)
             except Exception:
                 # Without its keeper the process would take hints and hold no lease.
                 log.exception("keeper_failed")
-            self._wake.wait(min(LOOK_SECONDS if self._held else SEEN_SECONDS, self._lease_seconds / 3))
+            if not again:
+                self._rest()
+
+    def _rest(self) -> None:
+        """Until the next look, which comes sooner once a claim is held."""
+        with self._lock:
+            seconds = self._look_seconds if self._held else self._seen_seconds
+            self._look_at = time.monotonic() + seconds
+        while not self._stopping and (left := self._look_at - time.monotonic()) > 0:
+            self._wake.wait(left)
             self._wake.clear()
 
     def _say_alive(self) -> None:
@@ -155,13 +175,15 @@ class Keeper:
         if result.first is not None and result.first["draining"]:
             self._draining = True
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
+        """Renew what is due; True if some claim is to be cancelled from now on, whose lease must be shortened."""
+        found_cancel = False
         with self._lock:
             mine = {task_id: held.fence for task_id, held in self._held.items() if not held.lost}
             due = [task_id for task_id in mine if self._held[task_id].until - time.monotonic() < self._renew_below]
             cancelled = [task_id for task_id in mine if self._held[task_id].cancelled]
         if not mine:
-            return
+            return False
         sent_at = time.monotonic()
         renewed, owned, _ = self._database.run(
             attempts.renew(due, [mine[task_id] for task_id in due], self._lease_seconds),
@@ -184,6 +206,7 @@ class Keeper:
                 elif still_owned[task_id, fence] and not held.cancelled:
                     held.cancelled = True
                     held.until = min(held.until, time.monotonic() + CANCEL_SECONDS)
-                    self._wake.set()
+                    found_cancel = True
                     log.info("cancel_wanted", task=task_id, fence=fence)
             self._arm()
+        return found_cancel

@@ -11,7 +11,7 @@ from shared.model.session import Conversation
 from shared.model.task import Attempt, Task
 from shared.runtime.logs import logger
 from shared.store import attempts, reads, workers
-from shared.store.database import TRANSIENT, Database
+from shared.store.database import TRANSIENT, Database, log_interruption
 
 log = logger("engine")
 
@@ -101,4 +101,6 @@ class Run:
         try:
             self._soft_database.run(attempts.write_progress(self.task.id, self.task.fence, self._shown))
         except (*TRANSIENT, ServerUnavailable) as error:
-            log.info("progress_lost", task=self.task.id, error=type(error).__name__)
+            log_interruption(log, "progress_lost", error)
+        except Exception:
+            log.exception("progress_lost", task=self.task.id)

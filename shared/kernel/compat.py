@@ -21,9 +21,14 @@ UNREAD_LOG = f"{NO_WORKER} reads log format "
 REASON_CHARACTERS = 500
 
 
+def newest_readable() -> int:
+    """The newest log format of which this code reads every event."""
+    return LOG_FORMAT
+
+
 def readable(log_format: int) -> bool:
     """Whether this code reads every event of a session of that log format."""
-    return log_format <= LOG_FORMAT
+    return log_format <= newest_readable()
 
 
 def reason(problem: Incompatible) -> str:

@@ -20,6 +20,9 @@ ONE_LINE_A_MESSAGE = ("celery.worker.strategy", "celery.app.trace", "httpx2")
 """Libraries that log each hint or request; what came of it is in the session's log."""
 
 
+logging.getLogger("brainhands").addHandler(logging.NullHandler())  # in a program that configures no logs, it is silent
+
+
 class EventLogger:
     """Logs named events with fields; fields never hold prompts, arguments, results or secrets."""
 

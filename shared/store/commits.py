@@ -85,7 +85,7 @@ def apply(
                 write(transaction, commit, end=True)
             return commit
         except (*TRANSIENT, ServerUnavailable) as error:
-            log.info("commit_retried", session=session_id, error=type(error).__name__)
+            log.debug("commit_retried", session=session_id, error=type(error).__name__)
             if not pause.again():
                 raise Unsettled(f"a commit of session {session_id} could not be settled in time") from error
 

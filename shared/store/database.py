@@ -31,6 +31,8 @@ from sqlalchemy.pool import Pool, PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from shared.errors import ServerUnavailable, StaleWrite
+from shared.runtime.logs import EventLogger, logger
+from shared.runtime.outage import Outage
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -277,6 +279,7 @@ class Database:
         self._durable = durable
         self._generic_plans = generic_plans
         self._patience = patience
+        self._outage = outage_of(url)
         self._engine: tuple[int, Engine] | None = None
         self._lock = threading.Lock()
 
@@ -292,13 +295,20 @@ class Database:
         try:
             proxied = engine.raw_connection()
         except TRANSIENT as error:
+            if not isinstance(error, sqlalchemy_errors.TimeoutError):
+                self._outage.began(error)
             raise _unavailable(error) from error
         connection = _driver(proxied)
         try:
             yield connection
-        except SERVER_LEAVES:
-            _renew(engine, pool)
+        except BaseException as error:
+            if isinstance(error, SERVER_LEAVES) or connection.closed:
+                self._outage.began(error)
+                _renew(engine, pool)
             raise
+        else:
+            if not _takes_no_writes(connection):
+                self._outage.over()
         finally:
             if _takes_no_writes(connection):
                 _renew(engine, pool)
@@ -378,6 +388,18 @@ class Database:
                 "application_name": "brainhands",
             },
         )
+
+
+@lru_cache(maxsize=64)
+def outage_of(url: str) -> Outage:
+    """One for all pools of this process that lead to one server."""
+    return Outage(logger("store"), "postgres", url)
+
+
+def log_interruption(log: EventLogger, event: str, error: BaseException) -> None:
+    """Say that an error of TRANSIENT cost some work, unless Postgres is away, of which the log has a line already."""
+    if not isinstance(error, (ServerUnavailable, *SERVER_LEAVES)) and getattr(error, "sqlstate", None):
+        log.warning(event, error=type(error).__name__)
 
 
 class Pause:

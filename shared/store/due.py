@@ -1,10 +1,15 @@
-"""What the sweep must look at: candidates found without locks, each to be judged again under its session's lock."""
+"""What the sweep must look at: candidates found without locks, each to be judged again under its session's lock.
+
+There is a statement for each sort, so that one which fails stops no other sort. Candidates come in the order of their
+ids, a page at a time: a page full of those that cannot be settled is followed by the next one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
@@ -13,6 +18,7 @@ from sqlalchemy import (
     Select,
     Table,
     Text,
+    Uuid,
     all_,
     and_,
     any_,
@@ -25,7 +31,6 @@ from sqlalchemy import (
     or_,
     select,
     text,
-    union_all,
 )
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
@@ -37,8 +42,11 @@ from shared.store.hints import PUT_OFF_SECONDS
 from shared.store.tables import inbox, outbox, sessions, tasks, waits
 from shared.store.workers import LOWEST_FORMAT, lowest_format
 
-BATCH = 200
-"""Candidates of one sort in one sweep; more wait for the next."""
+PAGE = 200
+"""Candidates in one answer."""
+
+FIRST_PAGE = UUID(int=0)
+"""The place before all candidates."""
 
 GRACE_SECONDS = 5
 """How long a hint may be without a live worker that fits, or an input without its intake, before the sweep steps in."""
@@ -64,17 +72,20 @@ _PUT_OFF = text(f"interval '{PUT_OFF_SECONDS} seconds'")
 _OTHER = tasks.alias("other")
 
 
-def _candidates(due: Due, *conditions: object, reason: object = None) -> Select[Any, Any, str, Any]:
-    return (
-        select(
-            tasks.c.session_id,
-            tasks.c.id.label("subject"),
-            literal(due.value).label("due"),
-            (null() if reason is None else reason).label("reason"),  # type: ignore[attr-defined]
-        )
-        .where(*conditions)  # type: ignore[arg-type]
-        .limit(BATCH)
-    )
+def _page(found: Select[Any, Any, Any, Any], subject: ColumnElement[UUID]) -> Statement:
+    """The next candidates behind a place.
+
+    OFFSET 0 has Postgres find all of a sort before it orders them: it would else walk through all tasks in the order of
+    their ids, to have the first few in order.
+    """
+    behind = found.where(subject > bindparam("place", type_=Uuid)).offset(0).subquery()
+    return Statement(behind.select().order_by(behind.c.subject).limit(bindparam("most", type_=Integer)))
+
+
+def _tasks(*conditions: ColumnElement[bool], reason: ColumnElement[Any] | None = None) -> Statement:
+    shown = null() if reason is None else reason
+    found = select(tasks.c.session_id, tasks.c.id.label("subject"), shown.label("reason"))
+    return _page(found.where(*conditions), tasks.c.id)
 
 
 _OPEN_DEPENDENCY = (
@@ -129,56 +140,46 @@ _WHY_NOT = case(
 )
 _LEFT_LYING = and_(outbox.c.created_at < _NOW - _GRACE, outbox.c.not_before < _NOW + _PUT_OFF)
 _HINTED = outbox.c.task_id == tasks.c.id
-FIND = Statement(
-    union_all(
-        *(
-            each.subquery().select()
-            for each in (
-                _candidates(Due.WAKE, tasks.c.status == "sleeping", tasks.c.wake_at <= _NOW),
-                _candidates(Due.EXPIRE, tasks.c.status == "running", tasks.c.lease_until < _NOW),
-                _candidates(Due.READY, tasks.c.status == "waiting", tasks.c.signal_name.is_(None), ~_OPEN_DEPENDENCY),
-                _candidates(
-                    Due.MISS, tasks.c.status == "waiting", tasks.c.signal_name.is_not(None), tasks.c.wake_at <= _NOW
-                ),
-                _candidates(Due.COMPLETE, tasks.c.status == "completing", ~_OPEN_CHILD),
-                _candidates(
-                    Due.BLOCK,
-                    tasks.c.status == "pending",
-                    tasks.c.blocked.is_(None),
-                    _HINTED,
-                    or_(outbox.c.parked.is_not(None), and_(_LEFT_LYING, ~_FITS_HINT)),
-                    reason=func.coalesce(outbox.c.parked, _WHY_NOT),
-                ),
-                _candidates(
-                    Due.BLOCK,
-                    tasks.c.status == "pending",
-                    tasks.c.blocked.is_(None),
-                    tasks.c.refused_by.is_not(None),
-                    _HINTED,
-                    _LEFT_LYING,
-                    ~_FITS,
-                    reason=literal(UNREADABLE),
-                ),
-                _candidates(
-                    Due.UNBLOCK,
-                    or_(
-                        and_(tasks.c.blocked.startswith(compat.NO_WORKER), _FITS),
-                        tasks.c.blocked == any_(bindparam("passed", type_=ARRAY(Text))),
-                    ),
-                ),
-                select(
-                    inbox.c.session_id,
-                    inbox.c.conversation_id.label("subject"),
-                    literal(Due.INPUT.value).label("due"),
-                    null().label("reason"),
-                )
-                .where(inbox.c.created_at < _NOW - _GRACE, ~_OPEN_WORK_OF_CONVERSATION)
-                .distinct()
-                .limit(BATCH),
-            )
-        )
+WAKE = _tasks(tasks.c.status == "sleeping", tasks.c.wake_at <= _NOW)
+EXPIRE = _tasks(
+    tasks.c.status == "running",
+    tasks.c.lease_until < _NOW,
+    # What the end of an attempt means depends on phases that who reads only older logs may not know.
+    bindparam("reads", type_=Integer) >= _SESSION_FORMAT,
+)
+READY = _tasks(tasks.c.status == "waiting", tasks.c.signal_name.is_(None), ~_OPEN_DEPENDENCY)
+MISS = _tasks(tasks.c.status == "waiting", tasks.c.signal_name.is_not(None), tasks.c.wake_at <= _NOW)
+COMPLETE = _tasks(tasks.c.status == "completing", ~_OPEN_CHILD)
+_UNFIT = and_(_LEFT_LYING, ~_FITS_HINT)
+BLOCK = _tasks(
+    tasks.c.status == "pending",
+    tasks.c.blocked.is_(None),
+    _HINTED,
+    or_(outbox.c.parked.is_not(None), _UNFIT, and_(tasks.c.refused_by.is_not(None), _LEFT_LYING, ~_FITS)),
+    reason=case((outbox.c.parked.is_not(None), outbox.c.parked), (_UNFIT, _WHY_NOT), else_=literal(UNREADABLE)),
+)
+UNBLOCK = _tasks(
+    or_(
+        and_(tasks.c.blocked.startswith(compat.NO_WORKER), _FITS),
+        tasks.c.blocked == any_(bindparam("passed", type_=ARRAY(Text))),
     )
 )
+INPUT = _page(
+    select(inbox.c.session_id, inbox.c.conversation_id.label("subject"), null().label("reason"))
+    .where(inbox.c.created_at < _NOW - _GRACE, ~_OPEN_WORK_OF_CONVERSATION)
+    .distinct(),
+    inbox.c.conversation_id,
+)
+_FIND = {
+    Due.WAKE: WAKE,
+    Due.EXPIRE: EXPIRE,
+    Due.READY: READY,
+    Due.MISS: MISS,
+    Due.COMPLETE: COMPLETE,
+    Due.BLOCK: BLOCK,
+    Due.UNBLOCK: UNBLOCK,
+    Due.INPUT: INPUT,
+}
 DROP_USELESS_HINTS = Statement(
     delete(outbox).where(
         outbox.c.created_at < _NOW - _GRACE,
@@ -203,7 +204,7 @@ _UNHINTED = (
         tasks.c.blocked.is_(None),
         ~select(outbox.c.task_id).where(_HINTED).exists(),
     )
-    .limit(BATCH)
+    .limit(PAGE)
 )
 ADD_MISSING_HINTS = Statement(
     insert(outbox)
@@ -224,11 +225,8 @@ ADD_MISSING_HINTS = Statement(
 )
 
 
-def find(database: Database, live: Sequence[Row]) -> list[Row]:
-    """Candidates as rows (session_id, subject, due, reason); `subject` is a task, of `input` a conversation.
-
-    `live` are the workers of the register that can take tasks.
-    """
+def circumstances(database: Database, live: Sequence[Row]) -> Row:
+    """What candidates are judged by: what `live`, the workers that can take tasks, offer and read."""
     (oldest,) = database.run(LOWEST_FORMAT())
     offers = {
         (offer["name"], offer["low"], offer["high"], worker["log_format"], worker["host"])
@@ -238,8 +236,23 @@ def find(database: Database, live: Sequence[Row]) -> list[Row]:
     columns = zip(*offers, strict=True) if offers else ([],) * 5
     names, lows, highs, formats, hosts = (list(column) for column in columns)
     passed = compat.passed(lowest_format(oldest))
-    call = FIND(names=names, lows=lows, highs=highs, formats=formats, hosts=hosts, passed=passed)
-    (result,) = database.run(call)
+    return {
+        "names": names,
+        "lows": lows,
+        "highs": highs,
+        "formats": formats,
+        "hosts": hosts,
+        "passed": passed,
+        "reads": compat.newest_readable(),
+    }
+
+
+def find(database: Database, due: Due, known: Row, after: UUID = FIRST_PAGE) -> list[Row]:
+    """A page of candidates as rows (session_id, subject, reason) in the order of `subject`, from behind `after` on.
+
+    `subject` is a task, of `input` a conversation; `known` are the circumstances.
+    """
+    (result,) = database.run(_FIND[due](place=after, most=PAGE, **known))
     return result.rows
 
 

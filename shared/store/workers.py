@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from shared.errors import SpecConflict
 from shared.model.event import LOG_FORMAT
 from shared.model.ids import WorkerId
-from shared.model.json import canonical
+from shared.model.json import Json, canonical
 from shared.model.tool import ToolSpec
 from shared.model.worker import WorkerInfo
 from shared.store import rows
@@ -94,9 +94,17 @@ def leave(worker_id: WorkerId) -> Call:
 
 
 def live(database: Database) -> list[Row]:
-    """Workers that were seen lately and do not drain: rows of the register, `offers` a list of (name, low, high)."""
+    """Workers that were seen lately and do not drain: rows of the register, `offers` a list of (name, low, high).
+
+    An offer in a form of other code's is left out: what its worker runs goes on under relays that read it.
+    """
     (result,) = database.run(LIVE())
-    return result.rows
+    return [{**row, "offers": [offer for offer in row["offers"] if _is_read(offer)]} for row in result.rows]
+
+
+def _is_read(offer: Json) -> bool:
+    fields = (("name", str), ("low", int), ("high", int), ("concurrency", int | None))
+    return isinstance(offer, dict) and all(isinstance(offer.get(name), kind) for name, kind in fields)
 
 
 def lowest_format(result: Result) -> int:

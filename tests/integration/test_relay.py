@@ -29,6 +29,7 @@ from shared.model.submission import Receipt
 from shared.runtime.servers import Redis
 from shared.store import health
 from shared.store.database import Database, Row
+from shared.store.due import Due
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import LOOPBACK, Proxy
@@ -334,10 +335,10 @@ class Stumbling(Sweep):
 
     trouble: object = None
 
-    def _judge(self, draft: Draft, row: Row) -> None:
+    def _judge(self, draft: Draft, sort: Due, row: Row) -> None:
         if draft.session.id == self.trouble:
             raise KeyError("unexpected")
-        super()._judge(draft, row)
+        super()._judge(draft, sort, row)
 
 
 @pytest.mark.promise("D5")

@@ -38,7 +38,7 @@ SOME = UUID(int=1)
 VALUES: dict[str, object] = {
     **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
     **dict.fromkeys(("log_format", "last_seq", "requires_version", "after", "before", "up_to"), 1),
-    **dict.fromkeys(("version", "seq"), 1),
+    **dict.fromkeys(("version", "seq", "reads"), 1),
     **dict.fromkeys(("tokens_in", "tokens_out", "cost", "used_tokens_in", "used_tokens_out", "used_cost"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
@@ -74,7 +74,9 @@ VALUES: dict[str, object] = {
 """A value for each parameter; ids are what is left."""
 
 WHOLE = {
-    "due.FIND": {"inbox", "waits"},
+    "due.READY": {"waits"},
+    "due.BLOCK": {"outbox"},
+    "due.INPUT": {"inbox"},
     "due.DROP_USELESS_HINTS": {"outbox"},
     "due.ADD_MISSING_HINTS": {"outbox"},
 }

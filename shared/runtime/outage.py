@@ -1,0 +1,44 @@
+"""What a log says of a server that is away: a line when it goes and one when it is back, none for the tries between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from urllib.parse import urlsplit
+
+from shared.runtime.logs import EventLogger
+
+
+class Outage:
+    """The state of a server as one part of a process knows it; logs `NAME_away` and `NAME_back`."""
+
+    def __init__(self, log: EventLogger, name: str, url: str) -> None:
+        self._log = log
+        self._name = name
+        self._address = address(url)
+        self._since: float | None = None
+        self._lock = threading.Lock()
+
+    def began(self, error: BaseException) -> None:
+        """A try failed."""
+        with self._lock:
+            if self._since is not None:
+                return
+            self._since = time.monotonic()
+        self._log.warning(f"{self._name}_away", address=self._address, error=type(error).__name__)
+
+    def over(self) -> None:
+        """A try went through."""
+        if self._since is None:
+            return
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            seconds = round(time.monotonic() - since, 1)
+            self._log.warning(f"{self._name}_back", address=self._address, seconds=seconds)
+
+
+def address(url: str) -> str:
+    """Where a server is, without user and password: `host:port/name`."""
+    parts = urlsplit(url)
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
