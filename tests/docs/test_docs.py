@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ import pytest
 import typer
 
 from brain.loading import agents_in
-from deploy.demo import model_server
-from deploy.demo.model_scripts import Call, Reply, Request
 from hands import NotFound, ToolContext
 from hands.loading import tools_in
 from shared.cli.main import commands
@@ -28,7 +25,6 @@ from shared.model.tool import Replay
 from shared.runtime.settings import settings_table
 from tests.docs.lifecycle import diagram
 from tests.first_hour.pages import ROOT, blocks, write_blocks
-from tests.instruments.fleet import Fleet
 from tests.promises_plugin import promises
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("tests/**/*.md")])
@@ -147,42 +143,6 @@ def test_the_readme_names_each_promise_that_has_no_test() -> None:
 
     assert set(numbers) - set(re.findall(r'"([A-Z]\d+)"', marks)) <= named
     assert named <= set(numbers)
-
-
-@pytest.mark.promise("A7", "F1", "K4")
-def test_the_example_of_the_readme_runs(fleet: Fleet, tmp_path: Path) -> None:
-    write_blocks(tmp_path)
-
-    def answer(request: Request) -> Reply:
-        said = request["messages"][-1]
-        if said["role"] == "tool":
-            return Reply(text=f"Your {said['content']}.")
-        return Reply(calls=(Call(name="delivery_date", arguments={"order": 42}),))
-
-    with model_server.start({"shop": answer}) as model:
-        fleet.environment.update(
-            BRAINHANDS_AGENTS="shop_agents",
-            BRAINHANDS_TOOLS="shop_tools",
-            BRAINHANDS_MODEL="shop",
-            OPENAI_BASE_URL=f"{model.url}/v1",
-            PYTHONPATH=str(tmp_path),
-        )
-        parts = [fleet.relay(), fleet.brain(), fleet.hands()]
-        fleet.wait_for_workers(relay=1, brain=1, hands=1)
-
-        backend = subprocess.run(
-            [sys.executable, "shop_backend.py"],
-            cwd=tmp_path,
-            env=fleet.environment,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-
-    assert (backend.returncode, backend.stdout) == (0, "Your order 42 arrives on Friday.\n"), "\n".join(
-        [backend.stderr, *(part.output for part in parts)]
-    )
 
 
 def test_the_tool_of_the_readme_can_be_loaded_and_looks_up_what_it_did(
