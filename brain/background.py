@@ -196,8 +196,7 @@ def _cancel(run: Run) -> Step:
         told = refusal in NOTHING_TO_CANCEL
         tries = task.checkpoint.get("tries", 0) + 1
         if not told and problem.heals and tries < CANCEL_TRIES:
-            asked_for = problem.retry_after if isinstance(problem, ProviderError) else None
-            seconds = backoff_seconds(tries, asked_for=asked_for, spread=random.random())
+            seconds = backoff_seconds(tries, at_least=problem.retry_after, spread=random.random())
             return Step(lambda _draft: Sleep(seconds, phase="cancel", checkpoint={"tries": tries}))
     payload = ModelCancelled(response_id=task.input["response_id"], status=status, error=error)
     return Step(partial(_store_cancel, task=task, payload=payload, told=told))

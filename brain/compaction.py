@@ -194,7 +194,7 @@ def _try_again(
     retries = task.checkpoint.get("retries", 0) + 1
     if not error.heals or retries > agent.retries:
         return _give_up(draft, task=task, error=error)
-    seconds = backoff_seconds(retries, asked_for=error.retry_after, spread=random.random())
+    seconds = backoff_seconds(retries, at_least=error.retry_after, spread=random.random())
     failed = ModelError(error=str(error), status=error.status, code=error.code, retry_seconds=seconds)
     draft.event(failed, causes=[task.cause], task=task)
     return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries})

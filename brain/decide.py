@@ -9,12 +9,12 @@
 | calls | `CallTools`, each call planned with a task or with an error that the model can read |
 
 A call gets an error instead of a task if it is one too many, names no offered tool, or has arguments that are no JSON
-object. Whether an object fits the tool is judged by the tool's worker.
+object or may be another call's. Whether an object fits the tool is judged by the tool's worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ MAX_EMPTY_REPLIES = 3
 WHOLE = frozenset({"stop", "tool_calls"})
 """The finish reasons of a reply that says all it meant to say."""
 SHOWN_CHARACTERS = 80
+LISTED_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def decide(
     if reason := unusable(reply.finish_reason, reply.refusal):
         return GiveUp(reason, reply.text or None if _is_cut(reply) else None)
     if reply.calls:
-        return CallTools(_plan(reply.calls, offered, used_ids, prefix))
+        return CallTools(_plan(reply, offered, used_ids, prefix))
     if reply.text.strip():
         return Answer(reply.text)
     if empty_replies + 1 < MAX_EMPTY_REPLIES:
@@ -113,11 +114,36 @@ def _is_cut(reply: Reply) -> bool:
 
 
 def _plan(
-    calls: Sequence[RawCall], offered: Sequence[ToolSpec], used_ids: Collection[str] | None, prefix: str
+    reply: Reply, offered: Sequence[ToolSpec], used_ids: Collection[str] | None, prefix: str
 ) -> tuple[PlannedCall, ...]:
     specs = {spec.name: spec for spec in offered}
-    ids = _ids(calls, used_ids, prefix)
-    return tuple(_planned(place, raw, ids[place], specs) for place, raw in enumerate(calls))
+    ids = _ids(reply.calls, used_ids, prefix)
+    planned = []
+    listed = False
+    for place, raw in enumerate(reply.calls):
+        call = ModelCall(call_id=ids[place], provider_id=raw.provider_id, name=raw.name, arguments=raw.arguments)
+        spec = specs.get(raw.name)
+        arguments, error = None, _surplus(reply, place) if place >= MAX_CALLS else None
+        if error is None and spec is None:
+            error = f"there is no tool {raw.name[:SHOWN_CHARACTERS]!r}" + ("" if listed else _tools(specs))
+            listed = True
+        if error is None:
+            arguments, error = _arguments(raw)
+        planned.append(PlannedCall(call=call, spec=spec, arguments=arguments, error=error))
+    return tuple(planned)
+
+
+def _surplus(reply: Reply, place: int) -> str:
+    error = f"not run: only {MAX_CALLS} calls of one reply are run; make this call again if it is still needed"
+    if reply.calls_left_out and place == len(reply.calls) - 1:
+        error += f". {reply.calls_left_out} more calls of this reply were left out altogether"
+    return error
+
+
+def _tools(specs: Iterable[str]) -> str:
+    """The offered tools, named once for all calls of a reply that miss them, and as far as they have room."""
+    names = ", ".join(specs) or "none"
+    return f"; the tools are: {names if len(names) <= LISTED_CHARACTERS else names[:LISTED_CHARACTERS] + ' ...'}"
 
 
 def _ids(calls: Sequence[RawCall], used_ids: Collection[str] | None, prefix: str) -> list[str]:
@@ -135,29 +161,14 @@ def _ids(calls: Sequence[RawCall], used_ids: Collection[str] | None, prefix: str
     return ids
 
 
-def _planned(place: int, raw: RawCall, call_id: str, specs: dict[str, ToolSpec]) -> PlannedCall:
-    call = ModelCall(call_id=call_id, provider_id=raw.provider_id, name=raw.name, arguments=raw.arguments)
-    spec = specs.get(raw.name)
-    if place >= MAX_CALLS:
-        error = f"not run: only {MAX_CALLS} calls of one reply are run; make this call again if it is still needed"
-        return PlannedCall(call=call, spec=spec, arguments=None, error=error)
-    if spec is None:
-        error = f"there is no tool {raw.name[:SHOWN_CHARACTERS]!r}; the tools are: {', '.join(specs) or 'none'}"
-        return PlannedCall(call=call, spec=None, arguments=None, error=error)
+def _arguments(raw: RawCall) -> tuple[dict[str, Any] | None, str | None]:
+    """The arguments object, or why there is none; nothing, null and an empty text count as no arguments."""
+    if raw.mixed_up:
+        return None, "not run: the arguments of parallel calls arrived mixed up; make one call at a time"
     try:
-        arguments = _arguments(raw.arguments)
+        value = parse(raw.arguments) if raw.arguments.strip() else {}
     except NotStorable as problem:
-        error = f"not run: the arguments cannot be used: {problem}"
-        return PlannedCall(call=call, spec=spec, arguments=None, error=error)
-    if arguments is None:
-        error = "not run: the arguments are not a JSON object"
-        return PlannedCall(call=call, spec=spec, arguments=None, error=error)
-    return PlannedCall(call=call, spec=spec, arguments=arguments, error=None)
-
-
-def _arguments(text: str) -> dict[str, Any] | None:
-    """The arguments object, None for JSON that is none; nothing, null and an empty text count as no arguments."""
-    value = parse(text) if text.strip() else {}
+        return None, f"not run: the arguments cannot be used: {problem}"
     if value is None or value == "":
-        return {}
-    return value if isinstance(value, dict) else None
+        return {}, None
+    return (value, None) if isinstance(value, dict) else (None, "not run: the arguments are not a JSON object")

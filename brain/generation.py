@@ -60,7 +60,6 @@ SLACK_SECONDS = 30.0
 """A request ends at its own deadline; its commit needs time too."""
 MISSING_TOOL_SECONDS = 3.0
 CATALOGUE_SECONDS = 1.0
-REPLY_CHARACTERS = 1_000_000
 
 
 def generation_kind(agents: Agents) -> Kind:
@@ -251,17 +250,13 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
             return Step(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
-        lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals)
+        lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
         return Step(partial(_store_interruption, interrupted, task=task, agent=agent, error=lost, digest=digest))
     except ProviderError as error:
         if error.overflow:
             return Step(partial(make_room, reason=str(error)))
         return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
     reply = replace(reply, usage=reply.usage.charged(request.prices))
-    if sum(len(text) for text in (reply.text, *(call.arguments for call in reply.calls))) > REPLY_CHARACTERS:
-        too_large = ProviderError(f"the reply has more than {REPLY_CHARACTERS:,} characters", heals=False)
-        useless = ModelInterrupted(text="", reason=str(too_large), usage=reply.usage)
-        return Step(partial(_store_interruption, useless, task=task, agent=agent, error=too_large, digest=digest))
     decision = decide(
         reply,
         offered=specs,
@@ -324,7 +319,7 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
     retries = task.checkpoint["retries"] + 1
     over = budgets.used_up(draft, agent, task.submission_id) if error.heals else None
     again = error.heals and retries <= agent.retries and over is None
-    seconds = backoff_seconds(retries, asked_for=error.retry_after, spread=random.random()) if again else None
+    seconds = backoff_seconds(retries, at_least=error.retry_after, spread=random.random()) if again else None
     seq = draft.event(
         ModelError(
             error=str(error),

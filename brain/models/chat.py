@@ -1,21 +1,43 @@
 """The adapter to Chat Completions: one streamed request by the `openai` package, one whole reply or the reason why not.
 
-A reply counts only once its finish reason was seen. Retries are not made here: count and delay are task state. The
-stream is read as plain dicts, since a model object for each chunk costs more than the chunk says.
+A reply counts only once its finish reason was seen. Retries are not made here: count and delay are task state. What is
+read is plain dicts, since a model object for each chunk costs more than the chunk says, and it is read kindly: what is
+not needed is never a reason to lose a reply that was paid for.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
+
+from brain.models.calls import Calls, text_or_nothing
+from brain.models.dialects import ending_of
 from brain.models.line import Answer, Endpoint, Lost, asking, never
-from brain.models.provider import counted_usage, estimated_usage, provider_error, text_of
-from brain.models.reply import Interrupted, RawCall, Reply
+from brain.models.provider import (
+    MOST_CHARACTERS,
+    MOST_LOGPROBS,
+    counted_usage,
+    estimated_usage,
+    logprobs_of,
+    provider_error,
+    words_of,
+)
+from brain.models.reply import Interrupted, ProviderError, Reply
 from brain.models.timeouts import Timeouts
+from shared.model.event import Usage
 from shared.model.json import Json, clean_text
+
+LONGEST_EVENT = 8 * 1024 * 1024
+"""Bytes of one event of a stream."""
+SHOWN_CHARACTERS = 200
+
+NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What a chunk of another shape raises where it is read."""
 
 
 def send(
@@ -30,144 +52,165 @@ def send(
 
     `on_text` gets each new piece of text; what it raises ends the call and comes through.
     """
-    heard = _Heard()
+    heard = _Heard(body)
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with asking("POST", "/chat/completions", streamed, at=at, timeouts=timeouts, stop=stop) as answer:
         end = _listen(answer, heard, on_text)
-    if not heard.finish_reason:
-        raise Interrupted(heard.text(), end)
-    return heard.reply(body)
+    return heard.reply(end)
 
 
 def _listen(answer: Answer, heard: _Heard, on_text: Callable[[str], None]) -> str:
-    """Takes the stream in and says why it ended.
+    """Takes the answer in and says why it ended.
 
-    It is read to its very end, not only to its `[DONE]`: a connection that is left in the middle of an answer is lost
-    for the next request.
+    A stream is read to its very end, not only to its `[DONE]`: a connection that is left in the middle of an answer is
+    lost for the next request.
     """
     try:
-        for lines in _lines(answer.pieces()):
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue
-                answer.speaks()
-                try:
-                    text = heard.take(line[5:].strip())
-                except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-                    return "a piece of the stream makes no sense"
-                if text:
-                    on_text(clean_text(text))
+        beginning, pieces = _beginning(answer.pieces())
+        if beginning[:1] in b"{[<" and beginning:
+            return _take_whole(b"".join(pieces), heard, on_text)
+        for data in _events(pieces):
+            answer.speaks()
+            try:
+                text = heard.take(data)
+            except NOT_UNDERSTOOD:
+                return "a piece of the stream makes no sense"
+            if text:
+                on_text(clean_text(text))
+            if heard.characters > MOST_CHARACTERS:
+                heard.heals = False
+                return f"the reply has more than {MOST_CHARACTERS:,} characters"
     except Lost as lost:
         return str(lost)
+    except httpx2.TransportError:
+        return f"a piece of the stream has more than {LONGEST_EVENT:,} bytes"
     return "the stream ended without a finish reason"
 
 
-def _lines(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """The lines that each piece completes. Chat Completions puts an event's data on one line."""
-    rest = b""
+def _beginning(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """What an answer begins with, white space and a byte-order mark apart, and all of its pieces."""
+    seen = []
     for piece in pieces:
-        # By hand, since splitting text at its line ends would also split at U+2028 inside of JSON.
-        *lines, rest = (rest + piece).split(b"\n")
-        yield lines
+        seen.append(piece)
+        if beginning := b"".join(seen).lstrip(b"\xef\xbb\xbf \t\r\n"):
+            return beginning, itertools.chain([beginning], pieces)
+        if sum(map(len, seen)) > LONGEST_EVENT:
+            break
+    return b"", iter(())
 
 
-@dataclass(slots=True)
-class _Call:
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
+def _events(pieces: Iterator[bytes]) -> Iterator[str]:
+    """The data of each event of a stream; the last one counts also without the empty line that should follow it."""
+    ended = itertools.chain(pieces, [b"\n\n"])
+    asked = httpx2.Request("POST", "http://provider.invalid")
+    response = httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, content=ended, request=asked)
+    for event in httpx2.EventSource(response, max_event_size=LONGEST_EVENT):
+        yield event.data
+
+
+def _take_whole(text: bytes, heard: _Heard, on_text: Callable[[str], None]) -> str:
+    """Takes an answer that is no stream: a whole completion, an error, or a page of somebody in between."""
+    try:
+        said = heard.take(text.decode(errors="replace"))
+    except NOT_UNDERSTOOD:
+        shown = " ".join(text[: 4 * SHOWN_CHARACTERS].decode(errors="replace").split())[:SHOWN_CHARACTERS]
+        return f"the answer is no completion: {clean_text(shown)}"
+    if said:
+        on_text(clean_text(said))
+    return "the completion has no finish reason"
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What a stream has said so far."""
+    """What a provider has said so far, in answer to `body`."""
 
+    body: dict[str, Any]
     texts: list[str] = field(default_factory=list)
-    refusal: str = ""
+    refusals: list[str] = field(default_factory=list)
+    characters: int = 0
     finish_reason: str = ""
+    heals: bool = True
+    error: ProviderError | None = None
     model: str = ""
     response_id: str = ""
-    usage: Json = None
+    usage: Usage | None = None
     logprobs: list[tuple[str, float]] = field(default_factory=list)
-    calls: list[_Call] = field(default_factory=list)
-    by_index: dict[object, _Call] = field(default_factory=dict)
+    calls: Calls = field(init=False)
 
-    def take(self, data: bytes) -> str:
-        """Takes in one event and returns the text it added; a chunk of another shape raises what it raises."""
-        if data == b"[DONE]":
+    def __post_init__(self) -> None:
+        self.calls = Calls(offered={tool["function"]["name"] for tool in self.body.get("tools", ())})
+
+    def take(self, data: str) -> str:
+        """Takes in one event and returns the text it added; a chunk of another shape raises NOT_UNDERSTOOD."""
+        if not (data := data.strip()) or data == "[DONE]":
             return ""
         chunk = json.loads(data)
         if error := chunk.get("error"):
-            raise provider_error(error, None, None, "")
-        self.model = text_of(chunk.get("model")) or self.model
-        self.response_id = text_of(chunk.get("id")) or self.response_id
-        self.usage = chunk.get("usage") or self.usage
+            self.error = provider_error(error, None, None, "")
+        self.model = text_or_nothing(chunk.get("model")) or self.model
+        self.response_id = text_or_nothing(chunk.get("id")) or self.response_id
+        self.usage = counted_usage(chunk.get("usage")) or counted_usage(_groq(chunk)) or self.usage
         said = ""
         for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            said += text_of(delta.get("content"))
-            self.refusal += text_of(delta.get("refusal"))
-            for call in delta.get("tool_calls") or ():
-                self._take_call(call)
-            for token in (choice.get("logprobs") or {}).get("content") or ():
-                self.logprobs.append((clean_text(text_of(token.get("token"))), float(token["logprob"])))
-            self.finish_reason = text_of(choice.get("finish_reason")) or self.finish_reason
+            said += self._take_choice(choice)
         self.texts.append(said)
+        self.characters += len(said)
         return said
 
-    def _take_call(self, delta: dict[str, Any]) -> None:
-        function = delta.get("function") or {}
-        name = text_of(function.get("name"))
-        arguments = function.get("arguments") or ""
-        call = self._call(delta.get("index"), text_of(delta.get("id")), name)
-        if name != call.name:  # some providers repeat the name in every chunk
-            call.name += name
-        call.arguments.append(arguments if isinstance(arguments, str) else json.dumps(arguments))
-
-    def _call(self, index: object, id: str, name: str) -> _Call:
-        """The call that a delta goes on with, or a new one.
-
-        Some providers leave the index out, and some give every call the index 0: a new id together with a name
-        begins a new call.
-        """
-        if index is not None:
-            call = self.by_index.get(index)
-            if call and id and name and call.id not in ("", id):
-                call = None
-        elif id:
-            call = next((call for call in self.calls if call.id == id), None)
-        else:
-            call = self.calls[-1] if self.calls and not name else None
-        if call is None:
-            call = _Call()
-            self.calls.append(call)
-        if index is not None:
-            self.by_index[index] = call
-        call.id = call.id or id
-        return call
+    def _take_choice(self, choice: dict[str, Any]) -> str:
+        if error := choice.get("error"):
+            self.error = provider_error(error, None, None, "")
+        delta = choice.get("delta") or choice.get("message") or {}
+        said = words_of(delta.get("content"))
+        refusal = words_of(delta.get("refusal"))
+        self.refusals.append(refusal)
+        self.characters += len(refusal)
+        take = self.calls.take if "delta" in choice else self.calls.take_whole
+        for part in delta.get("tool_calls") or ():
+            self.characters += take(part)
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and len(self.logprobs) < MOST_LOGPROBS:
+            self.logprobs += logprobs_of(logprobs.get("content"))
+        self.usage = counted_usage(choice.get("usage")) or self.usage
+        self.finish_reason = text_or_nothing(choice.get("finish_reason")) or self.finish_reason
+        return said
 
     def text(self) -> str:
         # Cleaned as a whole, since a provider may send the two halves of a surrogate pair in two chunks.
         return clean_text("".join(self.texts))
 
-    def reply(self, body: dict[str, Any]) -> Reply:
-        text, refusal = self.text(), clean_text(self.refusal)
-        calls = tuple(
-            RawCall(
-                provider_id=clean_text(call.id),
-                name=clean_text(call.name),
-                arguments=clean_text("".join(call.arguments)),
-            )
-            for call in self.calls
-        )
+    def reply(self, end: str) -> Reply:
+        """The whole reply. Raises Interrupted and ProviderError where there is none, for the reason `end`."""
+        text, refusal, calls = self.text(), clean_text("".join(self.refusals)), self.calls.raw()
+        ending = clean_text(ending_of(self.finish_reason))
         said = "".join((text, refusal, *(call.name + call.arguments for call in calls)))
+        if self.error is not None:
+            if self.error.overflow or not (said or self.usage):
+                raise self.error
+            reason = f"the provider broke off: {self.error}"
+            raise self._interrupted(reason, said, heals=self.error.heals)
+        if ending == "broken":
+            raise self._interrupted(f"the provider ended it with {clean_text(self.finish_reason)}", said)
+        if not ending or not self.heals:
+            raise self._interrupted(end, said, heals=self.heals)
         return Reply(
             text=text,
             calls=calls,
-            finish_reason=clean_text(self.finish_reason),
+            finish_reason=ending,
             refusal=refusal or None,
-            usage=counted_usage(self.usage, "prompt", "completion") or estimated_usage(body, said),
+            usage=self.usage or estimated_usage(self.body, said),
             model=clean_text(self.model),
             response_id=clean_text(self.response_id) or None,
-            logprobs=tuple(self.logprobs),
+            logprobs=tuple(self.logprobs[:MOST_LOGPROBS]),
+            calls_left_out=self.calls.left_out,
         )
+
+    def _interrupted(self, reason: str, said: str, *, heals: bool = True) -> Interrupted:
+        usage = self.usage or estimated_usage(self.body, said)
+        return Interrupted(self.text()[:MOST_CHARACTERS], reason, usage=usage, heals=heals)
+
+
+def _groq(chunk: dict[str, Any]) -> Json:
+    """Groq's own place for the count of a stream."""
+    own = chunk.get("x_groq")
+    return own.get("usage") if isinstance(own, dict) else None

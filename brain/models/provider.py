@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 
+from brain.models.dialects import FILTER_CODES, is_final, is_overflow
 from brain.models.reply import ProviderError
 from shared.kernel.tokens import estimate_json, estimate_text
 from shared.model.event import Usage
@@ -18,20 +19,28 @@ from shared.runtime.settings import settings
 
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000
+LONGEST_CODE = 100
+MOST_CHARACTERS = 1_000_000
+"""Of one reply, the names and arguments of its calls included."""
+MOST_LOGPROBS = 100_000
 MOST_TOKENS = 2**31 - 1
 """Of one call, as far as they are believed."""
 
-HEALING_STATUSES = frozenset({408, 409, 429})
+HEALING_STATUSES = frozenset({408, 409, 425, 429, 499})
 OVERFLOW = "context_length_exceeded"
-FINAL_CODES = frozenset({"insufficient_quota", OVERFLOW})
-FINAL_CODES_WITHOUT_STATUS = FINAL_CODES | {
-    "invalid_request_error",
-    "invalid_prompt",
-    "data_residency_mismatch",
-    "bio_policy",
-    "misalignment_policy_violation",
-}
-"""In a stream and in a failed response there is no status that tells a bad request from a failed server."""
+BAD_REQUESTS = frozenset(
+    {
+        "invalid_request_error",
+        "invalid_prompt",
+        "data_residency_mismatch",
+        "bio_policy",
+        "misalignment_policy_violation",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+    }
+)
+"""Codes and types which, where no status comes with them, tell a bad request from a failed server."""
 
 
 def required_key() -> str:
@@ -47,32 +56,71 @@ def estimated_usage(body: dict[str, Any], said: str) -> Usage:
     return Usage(tokens_in=estimate_json(body), tokens_out=estimate_text(said), estimated=True)
 
 
-def counted_usage(usage: Json, asked: str, said: str) -> Usage | None:
-    """The provider's own count, whose names begin with `asked` and `said`; None where it gives none."""
-    tokens_in = _count(usage, f"{asked}_tokens")
-    tokens_out = _count(usage, f"{said}_tokens")
-    if tokens_in is None or tokens_out is None:
+def counted_usage(usage: Json) -> Usage | None:
+    """The provider's own count, in any of the names that providers give it; None where it gives none."""
+    tokens_in = _count(usage, "prompt_tokens", "input_tokens")
+    tokens_out = _count(usage, "completion_tokens", "output_tokens")
+    if tokens_in is None or tokens_out is None or not isinstance(usage, dict):
         return None
+    asked = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    said = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    cached = _count(asked, "cached_tokens")
+    if cached is None:
+        cached = _count(usage, "prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
     return Usage(
         tokens_in=tokens_in,
         tokens_out=tokens_out,
-        tokens_cached=_count(usage.get(f"{asked}_tokens_details"), "cached_tokens") or 0,
-        tokens_reasoning=_count(usage.get(f"{said}_tokens_details"), "reasoning_tokens") or 0,
+        tokens_cached=cached or 0,
+        tokens_reasoning=_count(said, "reasoning_tokens") or 0,
     )
 
 
-def text_of(value: object) -> str:
-    """A text that may be missing. Raises TypeError for anything else."""
-    if value is None:
+def words_of(content: object) -> str:
+    """The text of a message's content: a text, or a list of parts, of which those of thinking are no text.
+
+    Raises TypeError for anything else.
+    """
+    if content is None:
         return ""
-    if isinstance(value, str):
-        return value
-    raise TypeError(f"{type(value).__name__} where text belongs")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        content = [content]
+    if not isinstance(content, list):
+        raise TypeError(f"{type(content).__name__} where text belongs")
+    return "".join(part if isinstance(part, str) else _words_of_part(part) for part in content)
 
 
-def _count(usage: Json, name: str) -> int | None:
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and 0 <= value <= MOST_TOKENS else None
+def _words_of_part(part: object) -> str:
+    if not isinstance(part, dict) or part.get("type", "text") not in ("text", "output_text"):
+        return ""
+    text = part.get("text")
+    if not isinstance(text, str | None):
+        raise TypeError(f"{type(text).__name__} where text belongs")
+    return text or ""
+
+
+def logprobs_of(tokens: object) -> list[tuple[str, float]]:
+    """Tokens with their log-probabilities: a record beside the text, so what cannot be read of them is left out."""
+    found = []
+    for token in tokens if isinstance(tokens, list) else ():
+        text, logprob = (token.get("token"), token.get("logprob")) if isinstance(token, dict) else (None, None)
+        if isinstance(text, str) and isinstance(logprob, int | float):
+            found.append((clean_text(text), float(logprob)))
+    return found
+
+
+def _count(usage: Json, *names: str) -> int | None:
+    """The first of these numbers that can be believed."""
+    counts = (_number_of(usage.get(name)) for name in names) if isinstance(usage, dict) else ()
+    return next((count for count in counts if count is not None), None)
+
+
+def _number_of(value: object) -> int | None:
+    """A whole number of tokens that can be believed."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return int(value) if value == int(value) else None
 
 
 def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: str) -> ProviderError:
@@ -81,6 +129,8 @@ def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: 
         said = json.loads(text)
     except (ValueError, RecursionError):
         said = text.decode(errors="replace").strip()
+    if isinstance(said, list) and said:  # Gemini's form
+        said = said[0]
     error = said.get("error") or said if isinstance(said, dict) else said
     return provider_error(error, status, retry_after(headers), api_key)
 
@@ -88,21 +138,33 @@ def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: 
 def provider_error(error: object, status: int | None, retry_after: float | None, api_key: str) -> ProviderError:
     """What the provider sent as its error, as one of ours; `status` is None where no HTTP status came with it."""
     fields = error if isinstance(error, dict) else {"message": error}
-    names = [str(fields[name]) for name in ("code", "type") if fields.get(name)]
-    if status is None and names and names[0].isdecimal():
+    names = [str(fields[name])[:LONGEST_CODE] for name in ("code", "type", "status") if fields.get(name)]
+    if status is None and names and names[0].isdecimal() and 400 <= int(names[0]) <= 599:
         status = int(names[0])
-    final = (FINAL_CODES_WITHOUT_STATUS if status is None else FINAL_CODES).intersection(names)
-    message = str(fields.get("message") or error or f"status {status}")
+    message = _message(fields) or f"status {status}"
     if api_key:
         message = message.replace(api_key, "***")  # some servers quote the key they refuse
+    overflow = is_overflow(status, names, message)
+    final = overflow or is_final(names, message) or not FILTER_CODES.isdisjoint(names)
+    if status is None:
+        final = final or not BAD_REQUESTS.isdisjoint(names)
     return ProviderError(
         clean_text(message[:LONGEST_MESSAGE]),
         status=status,
         code=clean_text(names[0]) if names else None,
         retry_after=retry_after,
         heals=not final and (status is None or status in HEALING_STATUSES or status >= 500),
-        overflow=OVERFLOW in names,
+        overflow=overflow,
+        filtered=not FILTER_CODES.isdisjoint(names),
     )
+
+
+def _message(fields: dict[str, Any]) -> str:
+    """The provider's words: its message, wherever that stands, else all that it sent."""
+    for name in ("message", "detail", "msg", "error"):
+        if isinstance(said := fields.get(name), str) and said.strip():
+            return said.strip()
+    return json.dumps(fields)[: 2 * LONGEST_MESSAGE] if any(fields.values()) else ""
 
 
 def retry_after(headers: httpx2.Headers) -> float | None:

@@ -15,11 +15,13 @@ class RawCall:
     provider_id: str
     name: str
     arguments: str
+    mixed_up: bool = False
+    """Whether the provider contradicted itself about whose arguments these are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """A reply whose terminal marker was seen; `finish_reason` is the provider's word for why it ended."""
+    """A reply whose terminal marker was seen; `finish_reason` is why it ended, in the words of Chat Completions."""
 
     text: str
     calls: tuple[RawCall, ...]
@@ -30,16 +32,28 @@ class Reply:
     response_id: str | None
     logprobs: tuple[tuple[str, float], ...] = ()
     """Each token of the text with its log-probability, where the agent asked for them and the provider gave them."""
+    calls_left_out: int = 0
+    """Calls beyond those that are kept of one reply."""
 
 
 class Interrupted(BrainhandsError):
     """The model may have worked on the request, but there is no whole reply; `text` is what it had said.
 
-    `usage` is what the provider counted, None where it did not, `heals` says that the same request may be sent again.
+    `usage` is what the provider counted, None where it did not, `heals` says that the same request may be sent again,
+    `retry_after` in how many seconds the provider wants it to be.
     """
 
-    def __init__(self, text: str, reason: str, *, usage: Usage | None = None, heals: bool = True) -> None:
+    def __init__(
+        self,
+        text: str,
+        reason: str,
+        *,
+        usage: Usage | None = None,
+        heals: bool = True,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(f"the model's reply was interrupted: {reason}")
+        self.retry_after = retry_after
         self.text = text
         self.reason = reason
         self.usage = usage
@@ -50,7 +64,8 @@ class ProviderError(BrainhandsError):
     """The provider refused or failed the request.
 
     `status` is None where there was no HTTP answer, `retry_after` is in seconds and at most an hour, `heals` says that
-    the same request may succeed later, `overflow` that it is too long for the model.
+    the same request may succeed later, `overflow` that it is too long for the model, `filtered` that a content filter
+    refused what it says.
     """
 
     def __init__(
@@ -62,6 +77,7 @@ class ProviderError(BrainhandsError):
         retry_after: float | None = None,
         heals: bool,
         overflow: bool = False,
+        filtered: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -69,3 +85,4 @@ class ProviderError(BrainhandsError):
         self.retry_after = retry_after
         self.heals = heals
         self.overflow = overflow
+        self.filtered = filtered

@@ -13,8 +13,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
+from brain.models.calls import Calls, text_or_nothing
+from brain.models.dialects import ending_of
 from brain.models.line import Endpoint, Lost, asking, never
-from brain.models.provider import counted_usage, estimated_usage, provider_error, retry_after, text_of
+from brain.models.provider import (
+    MOST_CHARACTERS,
+    MOST_LOGPROBS,
+    counted_usage,
+    estimated_usage,
+    logprobs_of,
+    provider_error,
+    retry_after,
+    words_of,
+)
 from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
 from brain.models.timeouts import Timeouts
 from shared.model.event import Usage
@@ -164,25 +175,29 @@ def reply_of(answer: Response, body: dict[str, Any]) -> Reply:
     failed without a trace of work.
     """
     content = answer.content
-    usage = counted_usage(content.get("usage"), "input", "output")
+    usage = counted_usage(content.get("usage"))
     try:
         said = _said(content.get("output") or ())
         reason = _finish_reason(answer, said)
-        model, response_id = clean_text(text_of(content.get("model"))), clean_text(answer.response_id)
+        model, response_id = clean_text(text_or_nothing(content.get("model"))), clean_text(answer.response_id)
     except (ValueError, TypeError, AttributeError, LookupError):
         raise Interrupted("", "the response makes no sense", usage=usage) from None
     if reason is None:
         raise _unfinished(answer, said.text, usage)
     everything = "".join((said.text, said.refusal, *(call.name + call.arguments for call in said.calls)))
+    usage = usage or estimated_usage(body, everything)
+    if len(everything) > MOST_CHARACTERS:
+        raise Interrupted("", f"the reply has more than {MOST_CHARACTERS:,} characters", usage=usage, heals=False)
     return Reply(
         text=said.text,
         calls=said.calls,
         finish_reason=reason,
         refusal=said.refusal or None,
-        usage=usage or estimated_usage(body, everything),
+        usage=usage,
         model=model,
         response_id=response_id or None,
         logprobs=said.logprobs,
+        calls_left_out=said.calls_left_out,
     )
 
 
@@ -193,44 +208,34 @@ class _Said:
     text: str
     refusal: str
     calls: tuple[RawCall, ...]
+    calls_left_out: int
     logprobs: tuple[tuple[str, float], ...]
 
 
 def _said(output: Iterable[Any]) -> _Said:
     messages: list[str] = []
     refusals: list[str] = []
-    calls: list[RawCall] = []
+    calls = Calls()
     logprobs: list[tuple[str, float]] = []
     for item in output:
         match item.get("type"):
             case "message":
                 parts = item.get("content") or ()
-                messages.append(
-                    "".join(text_of(part.get("text")) for part in parts if part.get("type") == "output_text")
-                )
-                refusals += [text_of(part.get("refusal")) for part in parts if part.get("type") == "refusal"]
-                logprobs += [_logprob(token) for part in parts for token in part.get("logprobs") or ()]
+                messages.append(words_of(parts))
+                refusals += [text_or_nothing(part.get("refusal")) for part in parts if part.get("type") == "refusal"]
+                logprobs += [token for part in parts for token in logprobs_of(part.get("logprobs"))]
             case "function_call":
-                calls.append(_call(item))
+                calls.take_whole({"id": item.get("call_id"), "function": item})
             case _:
                 pass  # Reasoning and what the provider's own tools did: no part of the dialogue.
     # A model may say something beside its calls and something else in the end; these are messages of their own.
     text = "\n\n".join(filter(None, messages))
     return _Said(
-        text=clean_text(text), refusal=clean_text("".join(refusals)), calls=tuple(calls), logprobs=tuple(logprobs)
-    )
-
-
-def _logprob(token: dict[str, Any]) -> tuple[str, float]:
-    return clean_text(text_of(token.get("token"))), float(token["logprob"])
-
-
-def _call(item: dict[str, Any]) -> RawCall:
-    arguments = item.get("arguments") or ""
-    return RawCall(
-        provider_id=clean_text(text_of(item.get("call_id"))),
-        name=clean_text(text_of(item.get("name"))),
-        arguments=clean_text(arguments if isinstance(arguments, str) else json.dumps(arguments)),
+        text=clean_text(text),
+        refusal=clean_text("".join(refusals)),
+        calls=calls.raw(),
+        calls_left_out=calls.left_out,
+        logprobs=tuple(logprobs[:MOST_LOGPROBS]),
     )
 
 
@@ -239,8 +244,8 @@ def _finish_reason(answer: Response, said: _Said) -> str | None:
     if answer.status == "completed":
         return "tool_calls" if said.calls else "stop"
     if answer.status == "incomplete":
-        reason = text_of((answer.content.get("incomplete_details") or {}).get("reason"))
-        return "length" if reason == "max_output_tokens" else clean_text(reason) or "incomplete"
+        reason = text_or_nothing((answer.content.get("incomplete_details") or {}).get("reason"))
+        return clean_text(ending_of(reason)) or "incomplete"
     return None
 
 

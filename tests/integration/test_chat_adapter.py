@@ -283,10 +283,16 @@ def test_an_error_that_is_no_json_is_told_as_it_is() -> None:
 def test_an_error_inside_the_stream_counts_like_one_before_it(
     error: Any, heals: bool, status: int | None, overflow: bool
 ) -> None:
-    with ByteServer([delta(content="Half"), event(error=error)]) as server, pytest.raises(ProviderError) as raised:
+    with ByteServer([event(error=error)]) as server, pytest.raises(ProviderError) as raised:
         ask(server.url, body())
-
     assert (raised.value.heals, raised.value.status, raised.value.overflow) == (heals, status, overflow)
+
+    ending = ProviderError if overflow else Interrupted
+    with ByteServer([delta(content="Half"), event(error=error)]) as server, pytest.raises(ending) as cut:
+        ask(server.url, body())
+    if isinstance(cut.value, Interrupted):
+        assert (cut.value.text, cut.value.heals) == ("Half", heals)
+        assert cut.value.usage == estimated_usage(body(), "Half")
 
 
 @pytest.mark.promise("E6")
@@ -508,3 +514,194 @@ def test_requests_on_many_threads_share_one_client_and_keep_their_replies_apart(
         thread.join()
 
     assert sorted(said) == sorted(f"You said: {text}" for text in texts)
+
+
+# What is not needed is never a reason to lose a reply that was paid for.
+
+
+def completion(**choice: Any) -> bytes:
+    return json.dumps({"id": "c", "model": "m", "choices": [{"index": 0, **choice}]}).encode()
+
+
+@pytest.mark.promise("E12")
+def test_a_whole_completion_in_answer_to_a_streamed_request_is_a_reply() -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "send", "arguments": "{}"}},
+        {"id": "a", "type": "function", "function": {"name": "find", "arguments": {"x": 1}}},
+    ]
+    said: list[str] = []
+    with ByteServer(
+        [b"\n ", completion(message={"content": "Hi.", "tool_calls": calls}, finish_reason="tool_calls")]
+    ) as server:
+        reply = ask(server.url, body(), on_text=said.append)
+
+    assert (reply.text, reply.finish_reason, said) == ("Hi.", "tool_calls", ["Hi."])
+    assert reply.calls == (raw("a", "{}"), raw("a", '{"x": 1}', "find"))
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b'{"error": {"code": 402, "message": "Insufficient credits"}}'],
+        [event(error={"code": 402, "message": "Insufficient credits"})],
+    ],
+)
+def test_an_error_under_status_200_keeps_its_code_and_words_and_is_final_where_it_is(pieces: list[bytes]) -> None:
+    with ByteServer(pieces) as server, pytest.raises(ProviderError, match="Insufficient credits") as raised:
+        ask(server.url, body())
+
+    assert (raised.value.status, raised.value.code, raised.value.heals) == (402, "402", False)
+
+
+def test_a_page_in_place_of_a_reply_is_told_in_its_own_words() -> None:
+    with pytest.raises(Interrupted, match="no completion: <html><title>Sign in</title>") as raised:
+        heard(b"<html><title>Sign in</title>" + b" " * 100_000 + b"</html>")
+
+    assert len(raised.value.reason) < 300
+
+
+@pytest.mark.promise("E14")
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        {},
+        {"content": None},
+        {"content": [None, {"token": "x", "logprob": None}, {"logprob": -1}, 7]},
+        {"content": 7},
+        7,
+    ],
+)
+def test_log_probabilities_that_cannot_be_read_are_left_out(logprobs: Any) -> None:
+    choice = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": "stop", "logprobs": logprobs}
+
+    assert (heard(event(choices=[choice])).text, heard(event(choices=[choice])).logprobs) == ("Hi.", ())
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"id": 7, "model": {}, "usage": [1], "choices": None},
+        {"choices": [{"index": 0, "delta": None, "finish_reason": None}]},
+        {"object": "ping"},
+    ],
+)
+def test_odd_fields_that_are_not_needed_lose_no_reply(chunk: dict[str, Any]) -> None:
+    assert heard(event(**chunk), delta("stop", content="Hi.")).text == "Hi."
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data:\n\n" + delta("stop", content="Hi."),
+        b"\xef\xbb\xbf" + delta("stop", content="Hi."),
+        delta("stop", content="Hi.").replace(b"\n", b"\r"),
+        delta("stop", content="Hi.").replace(b"\n", b"\r\n"),
+        delta("stop", content="Hi.").rstrip(b"\n"),
+        b"event: message\nid: 7\nretry: 10\n: hello\n" + delta("stop", content="Hi."),
+        b'data: {"choices": [{"delta": {"content": "Hi."},\ndata: "finish_reason": "stop"}]}\n\n',
+        delta("stop", content="Hi.") + b"data: [DONE]",
+    ],
+)
+def test_a_stream_is_read_by_the_whole_grammar_of_its_form(stream: bytes) -> None:
+    assert heard(stream).text == "Hi."
+    assert heard(*(stream[place : place + 1] for place in range(len(stream)))).text == "Hi."
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize("reason", ["error", "network_error", "MALFORMED_FUNCTION_CALL"])
+def test_a_reply_that_the_provider_broke_off_is_tried_again_and_keeps_its_count(reason: str) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3}
+
+    with pytest.raises(Interrupted, match=reason) as raised:
+        heard(delta(content="Half"), delta(reason), event(choices=[], usage=usage))
+
+    assert (raised.value.text, raised.value.heals) == ("Half", True)
+    assert raised.value.usage == Usage(tokens_in=7, tokens_out=3)
+
+
+@pytest.mark.promise("E13")
+def test_a_count_that_came_before_the_cut_is_kept() -> None:
+    with pytest.raises(Interrupted) as raised:
+        heard(event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 3}), delta(content="Half"))
+
+    assert raised.value.usage == Usage(tokens_in=7, tokens_out=3)
+
+
+@pytest.mark.promise("E15")
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"content": "x" * 1000},
+        {"refusal": "x" * 1000},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "send", "arguments": "x" * 1000}}]},
+    ],
+)
+def test_a_reply_beyond_its_bound_is_left_while_it_is_read(part: dict[str, Any]) -> None:
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield delta(**part)
+
+    with ByteServer(endless()) as server:
+        with pytest.raises(Interrupted, match="more than 1,000,000 characters") as raised:
+            ask(server.url, body())
+        assert server.client_left.wait(20)
+
+    assert (raised.value.heals, raised.value.usage is not None) == (False, True)
+
+
+@pytest.mark.promise("E15")
+def test_calls_names_and_ids_beyond_their_bounds_are_cut_and_counted() -> None:
+    many = [
+        {"index": place, "id": f"{place}-" + "i" * 1000, "function": {"name": "n" * 1000, "arguments": "{}"}}
+        for place in range(300)
+    ]
+
+    reply = heard(*(delta(tool_calls=many[first : first + 50]) for first in range(0, 300, 50)), delta("tool_calls"))
+
+    assert (len(reply.calls), reply.calls_left_out) == (64, 236)
+    assert {(len(call.provider_id), len(call.name)) for call in reply.calls} == {(200, 200)}
+
+
+@pytest.mark.promise("E12")
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        pytest.param(
+            [part("{", "send", index=0, id="a"), part("{", "find", index=1, id="b"), part("}", index=1, id="a")],
+            [("send", True), ("find", True)],
+            id="id and index of two calls",
+        ),
+        pytest.param(
+            [
+                part("{", "send", index=0, id="a"),
+                part("{", "find", index=0, id="b"),
+                part("}", index=0, id="a"),
+                part("}", index=0, id="b"),
+            ],
+            [("send", False), ("find", False)],
+            id="an index that all share says nothing",
+        ),
+    ],
+)
+def test_calls_whose_parts_contradict_each_other_are_marked_as_mixed_up(parts: list[Any], expected: Any) -> None:
+    assert [(call.name, call.mixed_up) for call in _call_deltas(*parts)] == expected
+
+
+@pytest.mark.promise("E12")
+@pytest.mark.parametrize("indexes", [(0, 0), (None, None)])
+@pytest.mark.parametrize("names", [("send", "send"), ("send", "find")])
+def test_parallel_calls_of_one_index_without_ids_are_calls_of_their_own(indexes: Any, names: Any) -> None:
+    parts = [part('{"n": 1}', names[0], index=indexes[0]), part('{"n": 2}', names[1], index=indexes[1])]
+
+    assert [(call.name, call.arguments) for call in _call_deltas(*parts)] == [
+        (names[0], '{"n": 1}'),
+        (names[1], '{"n": 2}'),
+    ]
+
+
+def test_a_call_id_that_is_given_twice_makes_two_calls() -> None:
+    parts = [part("{}", "send", index=0, id="a"), part('{"x": 1}', "find", index=1, id="a")]
+
+    assert list(_call_deltas(*parts)) == [raw("a", "{}"), raw("a", '{"x": 1}', "find")]

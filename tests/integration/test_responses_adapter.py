@@ -34,7 +34,7 @@ def _forget_requests(model: str) -> None:
 
 
 def at(url: str, seconds: float = 20.0) -> Any:
-    return {"at": Endpoint(api_key=KEY, base_url=f"{url}/v1"), "bounds": Timeouts(whole=seconds)}
+    return {"at": Endpoint(api_key=KEY, base_url=f"{url}/v1"), "timeouts": Timeouts(whole=seconds)}
 
 
 def scripted(**step: Any) -> dict[str, Any]:
