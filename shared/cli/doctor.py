@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
-import redis
 import typer
 from sqlalchemy.engine import make_url
 
-from shared.bus import bell
+from shared.bus import health as redis_health
 from shared.cli.submit import AsJson
 from shared.cli.terminal import say, say_json
 from shared.errors import BrainhandsError, ServerUnavailable
-from shared.runtime.servers import OLDEST_POSTGRES, OLDEST_REDIS
+from shared.runtime.servers import OLDEST_POSTGRES
 from shared.runtime.settings import addresses
 from shared.store import health, migrate
 from shared.store.database import TRANSIENT, Database
@@ -25,7 +24,12 @@ CLOCK_SECONDS = 5
 """Between this machine's clock and the database's: Celery's own times come from the former."""
 
 PATIENCE_SECONDS = 30.0
-REDIS_SECONDS = 3.0
+
+FEW = 3
+"""Tasks without a mover that are named; of more of a kind there is the number."""
+
+LOOKS = 3
+"""How often the register and the queues must disagree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,67 +61,69 @@ def examine() -> Report:
         return Report(findings=[_unreachable(error.name, "", error)], exit_code=error.exit_code)
     findings: list[Finding] = []
     exit_code = 0
-    try:
-        findings += _redis(found.redis_url)
-    except BrainhandsError as error:
-        findings.append(_unreachable("Redis", found.redis_url, error))
-        exit_code = error.exit_code
-    database = Database(found.database_url, step_seconds=PATIENCE_SECONDS)
-    try:
-        findings += _postgres(database)
-    except BrainhandsError as error:
-        findings.append(_unreachable("Postgres", found.database_url, error))
-        exit_code = error.exit_code
-    finally:
-        database.close()
+    with closing(Database(found.database_url, step_seconds=PATIENCE_SECONDS)) as database:
+        pools: set[str] = set()
+        try:
+            findings += _postgres(database)
+            pools = {part.pool for part in health.parts(database)}
+        except (*TRANSIENT, BrainhandsError) as error:
+            told = error if isinstance(error, BrainhandsError) else _away(error)
+            findings.append(_unreachable("Postgres", found.database_url, told))
+            exit_code = told.exit_code
+        try:
+            of_redis = list(redis_health.findings(found.redis_url, _shown(found.redis_url), pools))
+            findings += of_redis
+            if not exit_code and not of_redis:
+                findings += _census(database, found.redis_url)
+        except BrainhandsError as error:
+            findings.append(_unreachable("Redis", found.redis_url, error))
+            exit_code = error.exit_code
     return Report(findings=findings, exit_code=exit_code or (1 if findings else 0))
+
+
+def _census(database: Database, redis_url: str) -> list[Finding]:
+    """Where the register and the queues disagree on who works; who starts or ends just now is given a moment."""
+    # It brings Celery along, which no other command needs.
+    from shared.bus import census
+
+    for _ in range(LOOKS):
+        findings = health.not_in_both(health.parts(database), census.readers(redis_url))
+        if not findings:
+            break
+    return findings
+
+
+def _away(error: Exception) -> ServerUnavailable:
+    return ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs")
 
 
 def _unreachable(name: str, address: str, error: BrainhandsError) -> Finding:
     return Finding(check=name.lower(), subject=_shown(address), problem=str(error), next_step=error.next_step)
 
 
-def _redis(address: str) -> Iterator[Finding]:
-    info = _redis_info(address)
-    version = tuple(int(number) for number in str(info["redis_version"]).split(".")[:2])
-    if version < OLDEST_REDIS:
-        oldest = ".".join(map(str, OLDEST_REDIS))
-        yield Finding(
-            check="redis",
-            subject=_shown(address),
-            problem=f"it is version {info['redis_version']}, {oldest} or newer is needed",
-            next_step=f"use Redis {oldest} or newer",
-        )
-    if info["maxmemory_policy"] != "noeviction":
-        yield Finding(
-            check="redis",
-            subject=_shown(address),
-            problem=f"its maxmemory-policy is {info['maxmemory_policy']}: it may drop queues and messages",
-            next_step="set maxmemory-policy to noeviction",
-        )
-
-
-def _redis_info(address: str) -> dict[str, Any]:
-    try:
-        with bell.connect(address, timeout=REDIS_SECONDS) as client:
-            info: dict[str, Any] = client.info()
-            return info
-    except redis.RedisError as error:
-        raise ServerUnavailable("Redis", str(error), "check REDIS_URL and that the server runs") from error
-
-
 def _postgres(database: Database) -> list[Finding]:
     """Raises ServerUnavailable, SchemaNotCurrent."""
     migrate.require_current(database.url)
-    try:
-        return [
-            *server_findings(database),
-            *health.missing_roles(database),
-            *health.blocked(database),
-            *health.without_mover(database),
-        ]
-    except TRANSIENT as error:
-        raise ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs") from error
+    return [
+        *server_findings(database),
+        *health.missing_roles(database),
+        *health.lost(health.parts(database)),
+        *health.blocked(database),
+        *_shortened(health.without_mover(database)),
+        *health.failed_model_calls(database),
+    ]
+
+
+def _shortened(findings: list[Finding]) -> Iterator[Finding]:
+    """The first few of those that are ended in one and the same way, the last of these with the number of the rest."""
+    alike: dict[str, list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(finding.next_step, []).append(finding)
+    for group in alike.values():
+        *first, last = group[:FEW]
+        yield from first
+        rest = len(group) - FEW
+        yield replace(last, problem=f"{last.problem} (and {rest} more tasks like it)") if rest > 0 else last
 
 
 def server_findings(database: Database) -> Iterator[Finding]:

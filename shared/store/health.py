@@ -17,11 +17,14 @@ hold all slots of its tool or tenant.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 from sqlalchemy import (
+    ARRAY,
     CTE,
     ColumnElement,
     Integer,
@@ -34,21 +37,30 @@ from sqlalchemy import (
     exists,
     func,
     literal,
+    literal_column,
     or_,
     select,
     text,
     union_all,
 )
+from sqlalchemy import cast as sql_cast
+from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from shared.kernel import compat
 from shared.model.task import Requirement
 from shared.store import workers as register
 from shared.store.database import Database, Row, Statement
 from shared.store.slots import TENANT_SLOT
-from shared.store.tables import attempts, outbox, sessions, slots, tasks, waits, workers
+from shared.store.tables import attempts, conversations, events, outbox, sessions, slots, tasks, waits, workers
 
 LATE_SECONDS = 30
 ROLES = ("brain", "hands", "relay")
+WORKING = ("brain.", "hands.")
+"""How the names of the pools begin whose workers take hints."""
+
+LATELY_MINUTES = 10
+MOST_CAUSES = 50
+MOST_CALLS = 10_000
 
 _LATE = func.clock_timestamp() - text(f"interval '{LATE_SECONDS} seconds'")
 
@@ -78,6 +90,30 @@ def server(database: Database) -> Server:
     return Server(version=int(result.first["version"]), clock=result.first["clock"])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A process on the register, with its children: which it is, since when it is there, and when it was seen last."""
+
+    role: str
+    pool: str
+    host: str
+    pid: int
+    started_at: datetime
+    seen_at: datetime
+    unseen_seconds: float
+    draining: bool
+
+    @property
+    def lives(self) -> bool:
+        return self.unseen_seconds < register.LIVE_SECONDS
+
+
+def parts(database: Database) -> list[Part]:
+    """What was on the register in the last LATELY_MINUTES and did not leave it, the newest last."""
+    (result,) = database.run(PARTS())
+    return [Part(**row) for row in result.rows]
+
+
 def missing_roles(database: Database) -> list[Finding]:
     """Roles of which no worker lives."""
     present = {row["role"] for row in register.live(database)}
@@ -93,6 +129,91 @@ def missing_roles(database: Database) -> list[Finding]:
     ]
 
 
+def lost(found: Sequence[Part]) -> list[Finding]:
+    """Processes that vanished lately and that no later one of their kind replaces, where others are left."""
+    findings = []
+    for role, pool in sorted({(part.role, part.pool) for part in found}):
+        kind = [part for part in found if (part.role, part.pool) == (role, pool) and not part.draining]
+        living = [part for part in kind if part.lives]
+        gone = [part for part in kind if not part.lives]
+        replaced = sum(1 for part in living if gone and part.started_at > gone[0].seen_at)
+        if living and (left := gone[: max(0, len(gone) - replaced)]):
+            findings.append(
+                Finding(
+                    check="workers",
+                    subject=f"{role} {left[-1].host}, process {left[-1].pid}",
+                    problem=f"not seen for {left[-1].unseen_seconds:.0f} seconds, and it did not say that it ends"
+                    + (f" (and {len(left) - 1} more of pool {pool})" if len(left) > 1 else "")
+                    + f"; {len(living)} of pool {pool} are left",
+                    next_step=f"it died, stands still or cannot reach Postgres: read its log, and start it again"
+                    f" (`brainhands {role}`)",
+                )
+            )
+    return findings
+
+
+def not_in_both(found: Sequence[Part], readers: Mapping[str, Collection[str]]) -> list[Finding]:
+    """Pools of which more or fewer workers take hints than are on the register; `readers` are who reads a queue."""
+    findings = []
+    pools = {part.pool for part in found if part.role != "relay"} | {q for q in readers if q.startswith(WORKING)}
+    for pool in sorted(pools):
+        living = [part for part in found if part.pool == pool and part.lives]
+        staying = [part for part in living if not part.draining]
+        reading = sorted(readers.get(pool, ()))
+        if len(reading) > len(living):
+            findings.append(
+                Finding(
+                    check="workers",
+                    subject=f"queue {pool}",
+                    problem=f"{len(reading)} workers take hints from it ({', '.join(reading)}), and {len(living)} of"
+                    " them are on the register: the others drop what they take, and tasks wait for the next hint",
+                    next_step="such a worker cannot reach this Postgres, failed at its start, or is not one of"
+                    " brainhands: read its log, mend DATABASE_URL there, or stop it",
+                )
+            )
+        elif len(reading) < len(staying):
+            findings.append(
+                Finding(
+                    check="workers",
+                    subject=f"pool {pool}",
+                    problem=f"{len(staying)} workers are alive (seen in Postgres), and {len(reading)} of them take"
+                    " hints from Redis",
+                    next_step="the others cannot reach Redis, or have stopped to read: read their logs, mend REDIS_URL"
+                    " there, and start them again: " + ", ".join(f"{part.host} process {part.pid}" for part in staying),
+                )
+            )
+    return findings
+
+
+def failed_model_calls(database: Database) -> list[Finding]:
+    """Model calls that failed in the last LATELY_MINUTES and after which nothing came, by agent and cause."""
+    (result,) = database.run(FAILED_CALLS())
+    return [
+        Finding(
+            check="model",
+            subject=f"agent {row['agent']}",
+            problem=f"{row['calls']} model calls failed in the last {LATELY_MINUTES} minutes, the last in session"
+            f" {row['session']}: {row['error']}",
+            next_step=_mend_calls(row["status"]),
+        )
+        for row in result.rows
+    ]
+
+
+def _mend_calls(status: str | None) -> str:
+    match status:
+        case "401" | "403":
+            return "set OPENAI_API_KEY where Brain runs, to a key that this provider accepts, and start Brain again"
+        case "404":
+            return "check the agent's model or BRAINHANDS_MODEL, and OPENAI_BASE_URL, where Brain runs"
+        case "429":
+            return "the provider limits the rate, or its quota is used up: read its message, and its page on limits"
+        case None:
+            return "check that the machine of Brain reaches the provider (OPENAI_BASE_URL, proxies), and Brain's log"
+        case _:
+            return "read the provider's message; what can heal is tried again by itself"
+
+
 def without_mover(database: Database) -> list[Finding]:
     """Unfinished tasks that nothing will move, or whose mover is overdue."""
     (result,) = database.run(WITHOUT_MOVER())
@@ -103,26 +224,30 @@ def without_mover(database: Database) -> list[Finding]:
 
 
 def blocked(database: Database) -> list[Finding]:
-    """Pending tasks that no live worker can run, with the reason."""
-    (result,) = database.run(BLOCKED())
+    """Pending tasks that no live worker can run: one finding a cause, with how many there are."""
+    result, offered = database.run(BLOCKED(), OFFERED())
+    names = {str(row["name"]) for row in offered.rows}
     return [
-        Finding(
-            check="blocked",
-            subject=_named(row),
-            problem=str(row["blocked"]),
-            next_step=_way_out(row),
-        )
+        Finding(check="blocked", subject=_many(row), problem=str(row["blocked"]), next_step=_way_out(row, names))
         for row in result.rows
     ]
 
 
-def _way_out(row: Row) -> str:
-    """What ends the reason for which a task is blocked."""
-    reason = str(row["blocked"])
+def _many(row: Row) -> str:
+    return _named(row) if row["count"] == 1 else f"{row['count']} tasks, one of them {_named(row)}"
+
+
+def _way_out(row: Row, names: Collection[str]) -> str:
+    """What ends the reason for which a task is blocked; `names` is what was offered lately."""
+    reason, name = str(row["blocked"]), str(row["requires_name"])
     if reason.startswith(compat.OLDER_WORKERS):
         return "stop the workers and relays of older versions"
     if reason.startswith((compat.UNREADABLE, compat.UNREAD_LOG)):
         return f"start a worker of a newer version that offers {_requirement(row)}"
+    if reason.startswith(compat.NO_WORKER) and name not in names:
+        near = get_close_matches(name, names, n=1)
+        meant = f"did you mean {near[0]}? Then cancel it and submit it again" if near else "see that the name is right"
+        return f"nobody has offered {name} lately; {meant}; else start a worker that offers it"
     if reason.startswith(compat.NO_WORKER):
         return f"start a worker that offers {_requirement(row)}"
     return "read the log of the relay"
@@ -238,21 +363,82 @@ def _without_mover() -> Select[Any]:
     )
 
 
+def _newest(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The value of the row that came last."""
+    return func.array_agg(aggregate_order_by(column, _FAILED.c.at.desc()), type_=ARRAY(column.type))[1]
+
+
 SERVER = Statement(
     select(func.current_setting("server_version_num").label("version"), func.clock_timestamp().label("clock"))
 )
 WITHOUT_MOVER = Statement(_without_mover())
 BLOCKED = Statement(
     select(
-        tasks.c.id,
-        tasks.c.session_id,
+        func.count().label("count"),
+        func.min(sql_cast(tasks.c.id, Text)).label("id"),
+        func.min(sql_cast(tasks.c.session_id, Text)).label("session_id"),
         tasks.c.kind,
         tasks.c.requires_name,
         tasks.c.requires_version,
         tasks.c.blocked,
     )
     .where(tasks.c.blocked.is_not(None))
-    .order_by(tasks.c.id)
+    .group_by(tasks.c.kind, tasks.c.requires_name, tasks.c.requires_version, tasks.c.blocked)
+    .order_by(func.count().desc(), tasks.c.requires_name, tasks.c.requires_version, tasks.c.blocked)
+    .limit(MOST_CAUSES)
+)
+_OFFER = func.json_to_recordset(workers.c.offers).table_valued(column("name", Text)).render_derived(with_types=True)
+OFFERED = Statement(select(_OFFER.c.name).distinct().select_from(workers).join(_OFFER, literal(True)))
+_LATELY = func.clock_timestamp() - text(f"interval '{LATELY_MINUTES} minutes'")
+PARTS = Statement(
+    select(
+        workers.c.role,
+        workers.c.pool,
+        workers.c.host,
+        workers.c.parent_pid.label("pid"),
+        func.min(workers.c.started_at).label("started_at"),
+        func.max(workers.c.seen_at).label("seen_at"),
+        func.extract("epoch", func.clock_timestamp() - func.max(workers.c.seen_at)).label("unseen_seconds"),
+        func.bool_or(workers.c.draining).label("draining"),
+    )
+    .where(workers.c.seen_at > _LATELY)
+    .group_by(workers.c.role, workers.c.pool, workers.c.host, workers.c.parent_pid)
+    .order_by(func.max(workers.c.seen_at))
+)
+_LATER = events.alias("later")
+_CAME_AFTER = exists().where(
+    _LATER.c.session_id == events.c.session_id,
+    _LATER.c.conversation_id == events.c.conversation_id,
+    _LATER.c.seq > events.c.seq,
+    _LATER.c.type == "model_output",
+)
+# An index holds these events only, by their time.
+_FAILED = (
+    select(
+        events.c.session_id,
+        events.c.at,
+        conversations.c.agent,
+        events.c.payload.op("->>")("status").label("status"),
+        events.c.payload.op("->>")("code").label("code"),
+        func.left(events.c.payload.op("->>")("error"), 300).label("error"),
+    )
+    .join(conversations, conversations.c.id == events.c.conversation_id)
+    .where(events.c.type == literal_column("'model_error'"), events.c.at > _LATELY, ~_CAME_AFTER)
+    .order_by(events.c.at.desc())
+    .limit(MOST_CALLS)
+    .cte("failed")
+)
+FAILED_CALLS = Statement(
+    select(
+        _FAILED.c.agent,
+        _FAILED.c.status,
+        func.count().label("calls"),
+        _newest(_FAILED.c.session_id).label("session"),
+        _newest(_FAILED.c.error).label("error"),
+    )
+    .group_by(_FAILED.c.agent, _FAILED.c.status, _FAILED.c.code)
+    .order_by(func.count().desc(), _FAILED.c.agent)
+    .limit(MOST_CAUSES)
 )
 
 

@@ -130,6 +130,7 @@ events = Table(
         "seq",
         postgresql_where=text("type IN ('system_prompt_set', 'context_compacted')"),
     ),
+    Index("events_model_errors_idx", "at", postgresql_where=text("type = 'model_error'")),
 )
 
 documents = Table(

@@ -20,8 +20,11 @@ from shared.store import (
     documents,
     due,
     forks,
+    health,
     hints,
     lineage,
+    places,
+    questions,
     reads,
     redactions,
     slots,
@@ -86,11 +89,11 @@ STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
     for module in (
         *(attempts, commits, derived, documents, due, forks, hints),
-        *(lineage, reads, redactions, slots, turns, view),
+        *(lineage, places, questions, reads, redactions, slots, turns, view),
     )
     for name, statement in vars(module).items()
     if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text
-}
+} | {f"health.{name}": getattr(health, name) for name in ("BLOCKED", "FAILED_CALLS", "OFFERED", "PARTS")}
 
 
 @pytest.fixture(scope="module")
