@@ -109,6 +109,8 @@ def _request(agents: Agents, run: Run) -> Step:
             return Step(lambda _draft: Sleep(0, phase="retry"))
         usage = estimated_usage(body, cut.text).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
+        if run.leaving:
+            return Step(partial(_leave, interrupted, task=task))
         error = ProviderError(f"the summary was cut: {cut.reason}", heals=True)
         return Step(partial(_try_again, task=task, agent=agent, error=error, used=interrupted))
     except ProviderError as error:
@@ -142,7 +144,7 @@ def _ask(run: Run, agent: Agent, body: dict[str, Any]) -> Reply:
         at=endpoint(),
         timeouts=agent.timeouts,
         on_text=run.progress,
-        stop=lambda: run.cancelled or run.stopped,
+        stop=lambda: run.cancelled or run.stopped or run.leaving,
     )
 
 
@@ -198,6 +200,12 @@ def _try_again(
     failed = ModelError(error=str(error), status=error.status, code=error.code, retry_seconds=seconds)
     draft.event(failed, causes=[task.cause], task=task)
     return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries})
+
+
+def _leave(event: ModelInterrupted, draft: Draft, *, task: Task) -> Transition:
+    """The process ends, by no fault of the provider: the summary is asked for again at once."""
+    draft.event(event, causes=[task.cause], task=task)
+    return Sleep(0, phase="retry", checkpoint=task.checkpoint)
 
 
 def _show_less(draft: Draft, *, task: Task, room: int, error: ProviderError) -> Transition:

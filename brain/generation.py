@@ -232,24 +232,24 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
             limit = f"{agent.context_tokens:,} of context_tokens"
             return Step(partial(make_room, reason=f"the request has about {tokens:,} tokens, more than the {limit}"))
 
-    def unwanted() -> bool:
-        return run.cancelled or run.stopped
-
     try:
         if ended is None and agent.background:
-            answer = responses.create(body, at=endpoint(), timeouts=agent.timeouts, stop=unwanted)
+            answer = responses.create(body, at=endpoint(), timeouts=agent.timeouts, stop=partial(_unwanted, run))
             if answer.pending:
                 return background.accepted(answer, task=task, agent=agent, body=body, digest=digest)
             ended = answer
         if ended is not None:
             reply = responses.reply_of(ended, body)
         else:
-            reply = chat.send(body, at=endpoint(), timeouts=agent.timeouts, on_text=run.progress, stop=unwanted)
+            stop = partial(_given_up, run)
+            reply = chat.send(body, at=endpoint(), timeouts=agent.timeouts, on_text=run.progress, stop=stop)
     except Interrupted as cut:
         if run.cancelled:
             return Step(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
+        if run.leaving:
+            return Step(partial(_leave, interrupted, task=task))
         lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
         return Step(partial(_store_interruption, interrupted, task=task, agent=agent, error=lost, digest=digest))
     except ProviderError as error:
@@ -304,6 +304,21 @@ def _make_room(
     made = draft.spawn(compaction.compaction_task(draft, owner=task, request=request, cause=voided))
     checkpoint = {"joined": _joined(task), "compaction": str(made.id), "voided_seq": voided}
     return Wait([made.id], phase="prepare", checkpoint=checkpoint)
+
+
+def _unwanted(run: Run) -> bool:
+    return run.cancelled or run.stopped
+
+
+def _given_up(run: Run) -> bool:
+    """A request whose reply is only waited for can be left too, and made again elsewhere."""
+    return _unwanted(run) or run.leaving
+
+
+def _leave(event: ModelInterrupted, draft: Draft, *, task: Task) -> Transition:
+    """The process ends, by no fault of the provider: the same request is made again at once, and counts as no retry."""
+    draft.event(event, causes=[task.checkpoint["request_seq"]], task=task)
+    return Sleep(0, phase="retry", checkpoint=task.checkpoint)
 
 
 def _store_interruption(

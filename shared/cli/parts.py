@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ class Part:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(repr=False)
+    stop_by: signal.Signals = signal.SIGTERM
+    """What has it finish its present step and end."""
 
 
 def brain(agents: Agents, concurrency: Concurrency = None) -> None:
@@ -116,7 +119,8 @@ def brain_part(found: Addresses, agents: str, concurrency: int | None, *, number
     """A Brain worker for agents of modules and YAML files; `number` tells it from others in Flower."""
     command = _worker("brain", BRAIN_QUEUE, concurrency, number)
     environment = _environment(found, BRAINHANDS_AGENTS=agents)
-    return Part(name="brain", command=command, environment=environment)
+    # Who presses Ctrl-C does not wait for a model.
+    return Part(name="brain", command=command, environment=environment, stop_by=signal.SIGINT)
 
 
 def hands_part(found: Addresses, tools: str, concurrency: int | None, *, number: int) -> Part:

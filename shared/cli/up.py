@@ -44,11 +44,14 @@ from shared.cli.terminal import say, styled
 from shared.errors import BadInput, BrainhandsError, ServerUnavailable
 from shared.runtime.servers import GUARD, is_free, start_servers
 from shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
-from shared.store import migrate, workers
+from shared.store import migrate, waiting, workers
 from shared.store.database import TRANSIENT, Database
 
 GRACE_SECONDS = 30
 """How long parts may take to stop; Hands and Brain finish the step they are in."""
+
+PATIENT_SECONDS = 1.0
+"""A stop that takes longer says what it waits for."""
 
 LOOK_SECONDS = 0.1
 LATE_SECONDS = 30
@@ -126,7 +129,7 @@ def _run(parts: Sequence[Part], found: Addresses, say_ready: Callable[[], None],
             time.sleep(LOOK_SECONDS)
         _say("up", "stopping")
     finally:
-        _stop_all(running, hurry=lambda: stop.asked > 1)
+        _stop_all(running, hurry=lambda: stop.asked > 1, database=database)
         database.close()
 
 
@@ -140,6 +143,10 @@ class _Running:
         self._left: list[psutil.Process] = []
         self._said: deque[str] = deque(maxlen=LAST_LINES)
         self._start()
+
+    @property
+    def name(self) -> str:
+        return self._part.name
 
     @property
     def pid(self) -> int:
@@ -170,7 +177,7 @@ class _Running:
     def ask_to_stop(self) -> None:
         self._left += _session(self.pid)
         if self._start_at is None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(self._part.stop_by)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -211,11 +218,15 @@ class _Running:
         self._log.start()
 
 
-def _stop_all(running: Sequence[_Running], *, hurry: Callable[[], bool]) -> None:
+def _stop_all(running: Sequence[_Running], *, hurry: Callable[[], bool], database: Database) -> None:
     for part in running:
         part.ask_to_stop()
-    end = time.monotonic() + GRACE_SECONDS
-    while time.monotonic() < end and not hurry() and not all(part.has_ended() for part in running):
+    begun = time.monotonic()
+    told = False
+    while time.monotonic() < begun + GRACE_SECONDS and not hurry() and not all(part.has_ended() for part in running):
+        if not told and time.monotonic() > begun + PATIENT_SECONDS:
+            told = True
+            _say_what_is_left(database, [part for part in running if not part.has_ended()])
         time.sleep(LOOK_SECONDS)
     for part in running:
         part.end()
@@ -238,6 +249,17 @@ def _registered(database: Database, pids: set[int]) -> set[str]:
     except (*TRANSIENT, ServerUnavailable):
         return set()
     return {row["role"] for row in rows if {row["pid"], row["parent_pid"]} & pids}
+
+
+def _say_what_is_left(database: Database, left: Sequence[_Running]) -> None:
+    """What a stop waits for: tasks, or parts that have only to end."""
+    at_work: list[str] = []
+    with suppress(*TRANSIENT, ServerUnavailable):
+        at_work = waiting.at_work(database, [part.pid for part in left])
+    for each in at_work or [f"{part.name} to end" for part in left]:
+        _say("up", f"waits for {each}")
+    if at_work:
+        _say("up", f"Ctrl-C again, or {GRACE_SECONDS} s, ends what is left; a tool call that is cut off may have acted")
 
 
 def _say_ready(found: Addresses, flower_port: int | None) -> None:

@@ -2,7 +2,8 @@
 
 The main process loads definitions and publishes tool specs before it forks, and starts no thread before that. With
 prefork each child is a worker of one slot; with threads the main process is one worker of many slots. A drain (SIGTERM)
-is a row that all processes of the worker read: they finish their present step and give back what they hold.
+is a row that all processes of the worker read: they finish their present step and give back what they hold. At Ctrl-C
+(SIGINT) a model call is not finished, but left to be made again.
 """
 
 from __future__ import annotations
@@ -139,10 +140,10 @@ class Fleet:
         self._worker.keeper.start()
         log.info("worker_started", worker=info.id, pool=info.pool, slots=info.slots)
 
-    def _drain(self, **_: Any) -> None:
-        """In the main process's signal handler, so the row is written by a thread."""
+    def _drain(self, sig: str, **_: Any) -> None:
+        """In the main process's signal handler, so the row is written by a thread. Ctrl-C is SIGINT: somebody waits."""
         if self._worker is not None:
-            self._worker.keeper.drain()
+            self._worker.keeper.drain(at_once=sig == "SIGINT")
         threading.Thread(target=_tell_children, args=(self._host,), name="drain", daemon=True).start()
 
     def _stop(self, **_: Any) -> None:

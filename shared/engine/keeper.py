@@ -64,6 +64,7 @@ class Keeper:
         self._wake = threading.Event()
         self._stopping = False
         self._draining = False
+        self._leaving = False
         self._look_at = 0.0
         self._thread = indispensable(self._keep, name="keeper")
 
@@ -88,8 +89,14 @@ class Keeper:
         """True when the process shall take no new work and go no further than its present step."""
         return self._draining
 
-    def drain(self) -> None:
+    @property
+    def leaving(self) -> bool:
+        """True when the process shall not even finish what can be done again elsewhere without harm."""
+        return self._leaving
+
+    def drain(self, *, at_once: bool = False) -> None:
         self._draining = True
+        self._leaving = at_once
 
     def hold(self, task_id: TaskId, fence: int, *, until: float) -> None:
         """Keep a claim alive; `until` is the monotonic time at which its lease ends."""

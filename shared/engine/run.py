@@ -29,6 +29,7 @@ class Run:
         soft_database: Database,
         stopped: Callable[[], bool],
         cancelled: Callable[[], bool],
+        leaving: Callable[[], bool],
         look: reads.Look | None = None,
     ) -> None:
         self.task = task
@@ -39,6 +40,7 @@ class Run:
         self._soft_database = soft_database
         self._stopped = stopped
         self._cancelled = cancelled
+        self._leaving = leaving
         self._shown = ""
         self._written_at = time.monotonic()
         self._later: threading.Timer | None = None
@@ -52,6 +54,11 @@ class Run:
     def cancelled(self) -> bool:
         """True when the task shall end: the phase should return soon, and what it returns is stored if it is an end."""
         return self._cancelled()
+
+    @property
+    def leaving(self) -> bool:
+        """True when somebody waits for the process to end: what may be begun anew elsewhere should be left."""
+        return self._leaving()
 
     @property
     def shown(self) -> str | None:

@@ -311,7 +311,7 @@ class Worker:
     def _run(self, task: Task, look: reads.Look | None = None) -> Run:
         stopped = partial(self.keeper.lost, task.id, task.fence)
         cancelled = partial(self.keeper.cancelled, task.id, task.fence)
-        return Run(task, self.database, self._soft_database, stopped, cancelled, look)
+        return Run(task, self.database, self._soft_database, stopped, cancelled, lambda: self.keeper.leaving, look)
 
     def _keep_refused(self, task: Task, step: Step) -> None:
         """What must not be lost of a step whose commit was refused."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import ARRAY, Integer, any_, bindparam, or_, select
 
 from shared.kernel import background, compat
 from shared.kernel.intake import GENERATION
@@ -18,7 +18,9 @@ from shared.store import rows, workers
 from shared.store.database import Database, Row, Statement
 from shared.store.slots import TENANT_SLOT
 from shared.store.tables import approvals, outbox, tasks
+from shared.store.tables import workers as registered
 
+_PROCESSES = (registered.c.pid, registered.c.parent_pid)
 OPEN_TASKS = Statement(
     select(tasks)
     .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != Status.DONE)
@@ -33,6 +35,17 @@ ASKED = Statement(
     select(approvals)
     .where(approvals.c.session_id == bindparam("session_id"), approvals.c.answer == "pending")
     .order_by(approvals.c.asked_at, approvals.c.id)
+)
+
+
+AT_WORK = Statement(
+    select(tasks)
+    .join(registered, registered.c.id == tasks.c.worker_id)
+    .where(
+        tasks.c.status == Status.RUNNING,
+        or_(*(column == any_(bindparam("pids", type_=ARRAY(Integer))) for column in _PROCESSES)),
+    )
+    .order_by(tasks.c.id)
 )
 
 
@@ -55,6 +68,17 @@ def reasons(database: Database, submission: Submission) -> list[str]:
     return [*([] if own else ["the work before it in its session"]), *filter(None, told)]
 
 
+def at_work(database: Database, pids: Iterable[int]) -> list[str]:
+    """What runs in these processes and their children, and until when at most."""
+    (found,) = database.run(AT_WORK(pids=list(pids)))
+    running = [rows.task(row) for row in found.rows]
+    return [
+        f"{_name(task)} of session {task.session_id}, until {_moment(task.deadline)} at most"
+        for task in running
+        if task.deadline is not None
+    ]
+
+
 def strangers(database: Database, agent: str) -> list[str] | None:
     """The agents that Brain workers offered in the last day, where this one is not among them."""
     (seen,) = database.run(workers.BRAINS())
@@ -73,7 +97,7 @@ def _of_person(asked: Approval) -> str:
 
 def _of_task(task: Task, awaits: list[str], live: list[Row]) -> str | None:
     """What one task waits for; None where others say it, such as its children."""
-    name = "the model" if task.kind == GENERATION else task.kind.replace(":", " ")
+    name = _name(task)
     match task.status:
         case Status.PENDING if task.blocked is not None:
             advice = f"; start one that offers {task.requires}" if task.blocked.startswith(compat.NO_WORKER) else ""
@@ -116,6 +140,10 @@ def _of_sleeper(name: str, task: Task) -> str:
         return f"{name}, which sleeps{at}"
     why = task.checkpoint.get("error")
     return f"{'a look-up' if task.phase == 'reconcile' else 'a retry'} of {name}{at}{f': {why}' if why else ''}"
+
+
+def _name(task: Task) -> str:
+    return "the model" if task.kind == GENERATION else task.kind.replace(":", " ")
 
 
 def _offered(live: list[Row]) -> Iterator[str]:

@@ -250,6 +250,31 @@ def test_a_brain_told_to_stop_in_mid_request_finishes_it_and_another_brain_goes_
     assert "model_interrupted" not in fleet.types(receipt.session_id)
 
 
+@pytest.mark.slow
+@pytest.mark.promise("C14")
+@pytest.mark.parametrize("shown", [0, 3])
+def test_a_brain_that_somebody_stops_by_ctrl_c_leaves_its_model_call_and_the_next_brain_makes_it_again(
+    fleet: Fleet, shown: int
+) -> None:
+    fleet.environment["BRAINHANDS_LEASE_SECONDS"] = "100"
+    fleet.relay(), fleet.hands()
+    first = command_line(fleet, "brain")
+    fleet.wait_for_workers(brain=1, hands=1, relay=1)
+    hangs = {"fault": "hang", "times": 1, "chunks": shown, "text": "a text of some pieces"}
+    receipt = fleet.script(hangs, agent="rough")
+    wait_until(lambda: len(fleet.model_requests()) == 1, 30, "a request to the model")
+
+    first.send(signal.SIGINT)
+    first.wait(15)
+    (task,) = tasks(fleet, "generation")
+    fleet.brain()
+
+    answered(fleet, receipt, "a text of some pieces")
+    assert (task["outcome"], task["phase"], task["checkpoint"]["retries"]) == (None, "retry", 0)
+    assert fleet.types(receipt.session_id).count("model_interrupted") == 1
+    assert not {"model_error", "task_recovered"} & set(fleet.types(receipt.session_id))
+
+
 @pytest.mark.promise("C14")
 @pytest.mark.case("dbos-inc/dbos-transact-py#804")
 def test_a_flow_whose_worker_is_told_to_stop_between_two_steps_goes_on_elsewhere_at_once(fleet: Fleet) -> None:

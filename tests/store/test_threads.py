@@ -135,7 +135,7 @@ def test_progress_that_cannot_be_written_costs_neither_its_phase_nor_its_timer(
     unexpected = Unexpected(error)
     monkeypatch.setattr(attempts, "write_progress", unexpected)
     task = shared_stage.task(shared_stage.add(session_id))
-    run = Run(task, shared_stage.database, shared_stage.database, lambda: False, lambda: False)
+    run = Run(task, shared_stage.database, shared_stage.database, lambda: False, lambda: False, lambda: False)
 
     while not unexpected.went_on.is_set():
         run.progress("more")

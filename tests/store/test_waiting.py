@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import psycopg
@@ -14,7 +15,7 @@ from shared.model.ids import new_worker_id
 from shared.model.task import Next, Sleep, Transition, WaitSignal
 from shared.model.worker import Offer, WorkerInfo
 from shared.runtime.settings import libpq_url
-from shared.store import workers
+from shared.store import waiting, workers
 from tests.store.stage import AGENT, Stage, answer, finish
 from tests.store.test_seams import in_review
 
@@ -73,11 +74,16 @@ def test_what_runs_is_named_and_what_is_done_waits_for_nothing(stage: Stage) -> 
 
     def look(run: Run) -> Step:
         told.append(stage.client.waits_for(receipt.submission_id))
+        told.append(waiting.at_work(stage.database, [os.getpid()]))
+        told.append(waiting.at_work(stage.database, [1]))
         return finish("done")(run)
 
     stage.advance(stage.open_generation(receipt.session_id), answer(Next("request")), look)
 
-    assert told == [["the model, which is at work"]]
+    waits_for, (here,), elsewhere = told
+    assert waits_for == ["the model, which is at work"]
+    assert here.startswith(f"the model of session {receipt.session_id}, until 20")
+    assert elsewhere == []
     assert stage.client.waits_for(receipt.submission_id) == []
 
 
