@@ -78,7 +78,10 @@ def up(
     require_agents(agents)
     require_modules("tools", tools)
     if flower and not is_free(flower_port):
-        raise BadInput(f"Flower cannot have port {flower_port}, which is in use", "use --flower-port or --no-flower")
+        raise BadInput(
+            f"Flower cannot have port {flower_port}, which is in use",
+            "use what runs there, or --flower-port, or --no-flower",
+        )
     current = settings()
     if current.openai_api_key is None:
         _say("up", "OPENAI_API_KEY is not set, so every input will fail: set it and start again.")
