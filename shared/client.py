@@ -31,6 +31,7 @@ from shared.engine.ledger import Ledger
 from shared.errors import (
     BadInput,
     ServerUnavailable,
+    SettingsError,
     StaleWrite,
     UnfitConnection,
     UnknownAgent,
@@ -62,6 +63,7 @@ from shared.model.session import Session
 from shared.model.signal import OF_PEOPLE, SignalReceipt
 from shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
 from shared.model.task import Priority, PriorityName, Task
+from shared.runtime.address import postgres_address, redis_address
 from shared.runtime.settings import addresses, settings
 from shared.store import derived, documents, lineage, reads, waiting, wake
 from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
@@ -109,6 +111,8 @@ class Client:
             found = addresses()
             database_url, redis_url = database_url or found.database_url, redis_url or found.redis_url
         self.tenant = _name(tenant, "tenant")
+        database_url = _address(database_url, postgres_address, "DATABASE_URL")
+        redis_url = _address(redis_url, redis_address, "REDIS_URL")
         self._redis_url = redis_url
         self._database = Database(database_url, patience=READ_SECONDS)
         self._bell = Bell(redis_url)
@@ -619,6 +623,13 @@ def _or_later(read: Callable[[], Read]) -> Read | None:
         return read()
     except (*TRANSIENT, ServerUnavailable):
         return None
+
+
+def _address(value: object, read: Callable[[object], str], variable: str) -> str:
+    try:
+        return read(value)
+    except ValueError as problem:
+        raise SettingsError(variable, str(problem)) from None
 
 
 def _uuid(value: object, what: str) -> UUID:

@@ -53,6 +53,12 @@ class SchemaNotCurrent(BrainhandsError):
         )
 
 
+class UnfitDatabase(BrainhandsError):
+    """The database is not set up in a way in which the store could work, or its role may not do what it must."""
+
+    exit_code = 3
+
+
 class CodeTooOld(BrainhandsError):
     """The database schema is newer than this code, and says that it works with newer code only."""
 

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 
 import typer
-from sqlalchemy.engine import make_url
 
 from shared.bus import health as redis_health
 from shared.cli.submit import AsJson
 from shared.cli.terminal import say, say_json
 from shared.errors import BrainhandsError, ServerUnavailable
+from shared.runtime.address import shown
 from shared.runtime.servers import OLDEST_POSTGRES
 from shared.runtime.settings import addresses
 from shared.store import health, migrate
-from shared.store.database import TRANSIENT, Database
+from shared.store.database import TRANSIENT, Database, unavailable
 from shared.store.health import Finding
 
 CLOCK_SECONDS = 5
@@ -67,11 +67,11 @@ def examine() -> Report:
             findings += _postgres(database)
             pools = {part.pool for part in health.parts(database)}
         except (*TRANSIENT, BrainhandsError) as error:
-            told = error if isinstance(error, BrainhandsError) else _away(error)
+            told = error if isinstance(error, BrainhandsError) else unavailable(error)
             findings.append(_unreachable("Postgres", found.database_url, told))
             exit_code = told.exit_code
         try:
-            of_redis = list(redis_health.findings(found.redis_url, _shown(found.redis_url), pools))
+            of_redis = list(redis_health.findings(found.redis_url, shown(found.redis_url), pools))
             findings += of_redis
             if not exit_code and not of_redis:
                 findings += _census(database, found.redis_url)
@@ -93,16 +93,17 @@ def _census(database: Database, redis_url: str) -> list[Finding]:
     return findings
 
 
-def _away(error: Exception) -> ServerUnavailable:
-    return ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs")
-
-
 def _unreachable(name: str, address: str, error: BrainhandsError) -> Finding:
-    return Finding(check=name.lower(), subject=_shown(address), problem=str(error), next_step=error.next_step)
+    return Finding(
+        check=name.lower(),
+        subject=shown(address) if address else "no address",
+        problem=str(error),
+        next_step=error.next_step,
+    )
 
 
 def _postgres(database: Database) -> list[Finding]:
-    """Raises ServerUnavailable, SchemaNotCurrent."""
+    """Raises ServerUnavailable, SchemaNotCurrent, CodeTooOld, UnfitDatabase."""
     migrate.require_current(database.url)
     return [
         *server_findings(database),
@@ -133,19 +134,14 @@ def server_findings(database: Database) -> Iterator[Finding]:
     if server.version < OLDEST_POSTGRES * 10_000:
         yield Finding(
             check="postgres",
-            subject=_shown(database.url),
+            subject=shown(database.url),
             problem=f"it is version {server.version // 10_000}, {OLDEST_POSTGRES} or newer is needed",
             next_step=f"use Postgres {OLDEST_POSTGRES} or newer",
         )
     if abs(away) > CLOCK_SECONDS:
         yield Finding(
             check="clock",
-            subject=_shown(database.url),
+            subject=shown(database.url),
             problem=f"this machine's clock is {away:+.0f} seconds from the database's",
             next_step="keep both by NTP",
         )
-
-
-def _shown(address: str) -> str:
-    """An address without its password."""
-    return make_url(address).render_as_string(hide_password=True) if address else "no address"

@@ -25,8 +25,9 @@ from shared.cli.submit import submit, watch
 from shared.cli.terminal import escaped, prepare, say
 from shared.cli.up import up
 from shared.cli.verify import verify
-from shared.errors import BrainhandsError, ServerUnavailable
-from shared.store.database import TRANSIENT
+from shared.errors import BrainhandsError
+from shared.runtime.faults import told
+from shared.store.database import TRANSIENT, unavailable
 
 commands = typer.Typer(
     name="brainhands",
@@ -92,14 +93,13 @@ def app() -> None:
     except BrainhandsError as error:
         _fail(error)
     except TRANSIENT as error:
-        _fail(ServerUnavailable("Postgres", str(error), "check DATABASE_URL and that the server runs"))
+        _fail(unavailable(error))
     except OSError as error:
         _fail(BrainhandsError(f"the system refuses: {error}", "see that files and output can be read and written"))
     except Exception as error:
         if os.environ.get("BRAINHANDS_LOG_LEVEL", "").upper() == "DEBUG":
             raise
-        told = f"{type(error).__name__}: {error}"
-        _fail(BrainhandsError(f"unexpected {told}", "report it, with what BRAINHANDS_LOG_LEVEL=DEBUG shows"))
+        _fail(BrainhandsError(f"unexpected {told(error)}", "report it, with what BRAINHANDS_LOG_LEVEL=DEBUG shows"))
 
 
 def _fail(error: BrainhandsError) -> None:

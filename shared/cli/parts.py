@@ -118,7 +118,7 @@ def _require(modules: Iterable[str]) -> None:
 def brain_part(found: Addresses, agents: str, concurrency: int | None, *, number: int) -> Part:
     """A Brain worker for agents of modules and YAML files; `number` tells it from others in Flower."""
     command = _worker("brain", BRAIN_QUEUE, concurrency, number)
-    environment = _environment(found, BRAINHANDS_AGENTS=agents)
+    environment = _environment(found, asks_the_model=True, BRAINHANDS_AGENTS=agents)
     # Who presses Ctrl-C does not wait for a model.
     return Part(name="brain", command=command, environment=environment, stop_by=signal.SIGINT)
 
@@ -170,8 +170,10 @@ def _worker(role: Literal["brain", "hands"], queue: str, concurrency: int | None
     ]
 
 
-def _environment(found: Addresses, **more: str) -> dict[str, str]:
-    return {**os.environ, "DATABASE_URL": found.database_url, "REDIS_URL": found.redis_url, **more}
+def _environment(found: Addresses, *, asks_the_model: bool = False, **more: str) -> dict[str, str]:
+    """This environment with the addresses; what is for the model's provider (`OPENAI_...`) goes to Brain only."""
+    kept = {name: value for name, value in os.environ.items() if asks_the_model or not name.startswith("OPENAI_")}
+    return {**kept, "DATABASE_URL": found.database_url, "REDIS_URL": found.redis_url, **more}
 
 
 def _become(part: Part) -> NoReturn:

@@ -23,7 +23,6 @@ from typing import IO, Annotated
 
 import psutil
 import typer
-from sqlalchemy.engine import make_url
 
 from shared.cli.env import exports
 from shared.cli.parts import (
@@ -42,6 +41,7 @@ from shared.cli.parts import (
 )
 from shared.cli.terminal import say, styled
 from shared.errors import BadInput, BrainhandsError, ServerUnavailable
+from shared.runtime.address import shown
 from shared.runtime.servers import GUARD, is_free, start_servers
 from shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
 from shared.store import migrate, waiting, workers
@@ -266,13 +266,12 @@ def _say_what_is_left(database: Database, left: Sequence[_Running]) -> None:
 
 
 def _say_ready(found: Addresses, flower_port: int | None) -> None:
-    database, broker = (make_url(url) for url in (found.database_url, found.redis_url))
-    shown = [f"Postgres {database.host}:{database.port}", f"Redis {broker.host}:{broker.port}"]
+    ready = [f"Postgres {shown(found.database_url)}", f"Redis {shown(found.redis_url)}"]
     if flower_port is not None:
-        shown.append(
+        ready.append(
             f"Flower http://127.0.0.1:{flower_port} (user {FLOWER_USER}, password in {flower_password_file()})"
         )
-    _say("up", f"ready: {', '.join(shown)}")
+    _say("up", f"ready: {', '.join(ready)}")
     if any(embedded_address(settings().home, name) for name in ("database_url", "redis_url")):
         _say("up", "for programs of your own (`brainhands env` prints it again):")
         say("\n".join(exports(found)))

@@ -25,12 +25,12 @@ from shared.engine.limits import Limits
 from shared.engine.run import Run
 from shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
 from shared.kernel import background, compat, recovery
-from shared.model import edge
 from shared.model.commit import Commit, Guard
 from shared.model.ids import SessionId, TaskId
 from shared.model.json import Json
 from shared.model.task import Final, Status, Task
 from shared.model.worker import WorkerInfo
+from shared.runtime.faults import told
 from shared.runtime.logs import logger
 from shared.store import attempts, hints, reads
 from shared.store.database import TRANSIENT, Database
@@ -216,7 +216,7 @@ class Worker:
                 block = partial(blocking.block, task=task, problem=error, host=self.info.host)
                 return self._commit(task, block, None)
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
-            reason = edge.told(error)[:500]
+            reason = told(error)[:500]
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None)
 

@@ -11,8 +11,10 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from shared.runtime.faults import told
 from shared.runtime.settings import settings
 
 TRACE_DEPTH = 6
@@ -74,7 +76,7 @@ class TextLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        event = record.getMessage().replace("\r", "\\r").replace("\n", "\\n")
+        event = _event(record).replace("\r", "\\r").replace("\n", "\\n")
         fields = "".join(f" {key}={_shown(value)}" for key, value in _fields(record).items())
         return f"{_time(record)} {record.levelname:<7} {self._process}[{os.getpid()}] {event}{fields}"
 
@@ -93,15 +95,22 @@ class JsonLines(logging.Formatter):
             "process": self._process,
             "pid": os.getpid(),
             "logger": record.name,
-            "event": record.getMessage(),
+            "event": _event(record),
         }
         return json.dumps(_fields(record) | head, default=str)
+
+
+def _event(record: logging.LogRecord) -> str:
+    """The message; of a Celery task that raised without the error's own words, which may quote what it worked on."""
+    if record.exc_info and record.exc_info[1] and isinstance(record.args, Mapping) and "exc" in record.args:
+        return str(record.msg) % {**record.args, "exc": told(record.exc_info[1]), "traceback": ""}
+    return record.getMessage()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields: dict[str, object] = dict(getattr(record, "fields", {}))
     if record.exc_info and record.exc_info[1]:
-        fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        fields["error"] = told(record.exc_info[1])
         fields["trace"] = _trace(record.exc_info[1])
     return fields
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from urllib.parse import urlsplit
 
+from shared.runtime.address import shown
 from shared.runtime.logs import EventLogger
 
 
@@ -15,7 +15,7 @@ class Outage:
     def __init__(self, log: EventLogger, name: str, url: str) -> None:
         self._log = log
         self._name = name
-        self._address = address(url)
+        self._address = shown(url)
         self._since: float | None = None
         self._lock = threading.Lock()
 
@@ -36,9 +36,3 @@ class Outage:
         if since is not None:
             seconds = round(time.monotonic() - since, 1)
             self._log.warning(f"{self._name}_back", address=self._address, seconds=seconds)
-
-
-def address(url: str) -> str:
-    """Where a server is, without user and password: `host:port/name`."""
-    parts = urlsplit(url)
-    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"

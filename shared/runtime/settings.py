@@ -14,12 +14,11 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from shared.errors import ServerUnavailable, SettingsError
 from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES
+from shared.runtime.address import POSTGRES_SCHEMES, postgres_address, redis_address
 from shared.runtime.modules import is_dotted, is_path
 
 ServerChoice = Literal["auto", "system", "wheel"]
 
-POSTGRES_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
-REDIS_SCHEMES = ("redis://", "rediss://")
 MAX_LEASE_SECONDS = 86_400
 
 
@@ -115,10 +114,8 @@ class Settings(BaseSettings):
 
     @field_validator("redis_url")
     @classmethod
-    def _redis_scheme(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith(REDIS_SCHEMES):
-            raise ValueError(f"must begin with one of {', '.join(REDIS_SCHEMES)}")
-        return url
+    def _redis_form(cls, url: str | None) -> str | None:
+        return None if url is None else redis_address(url)
 
     @field_validator("agents", "tools", mode="before")
     @classmethod
@@ -183,32 +180,34 @@ def servers_file(home: Path) -> Path:
 
 
 def embedded_address(home: Path, name: Literal["database_url", "redis_url"]) -> str | None:
-    """The address noted by embedded servers, or None where they do not run any more."""
+    """The address noted by embedded servers, or None where they do not run any more. Raises SettingsError."""
+    file = servers_file(home)
     try:
-        note = json.loads(servers_file(home).read_text())
+        note = json.loads(file.read_text())
+        pid, address = int(note["pid"]), note[name]
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise SettingsError("BRAINHANDS_HOME", f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        return None  # Nothing of ours: it is written whole or not at all.
     try:
-        os.kill(note["pid"], 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return None
     except PermissionError:
         pass  # Alive, and another account's.
-    address: str | None = note[name]
-    return address
+    return None if address is None else str(address)
 
 
 def sqlalchemy_url(url: str) -> str:
     """The database address with its driver named, so that a new SQLAlchemy cannot choose another. Raises ValueError."""
-    for scheme in POSTGRES_SCHEMES:
-        if url.startswith(scheme):
-            return POSTGRES_SCHEMES[0] + url.removeprefix(scheme)
-    raise ValueError(f"must begin with one of {', '.join(reversed(POSTGRES_SCHEMES))}")
+    return postgres_address(url).replace(POSTGRES_SCHEMES[1], POSTGRES_SCHEMES[0], 1)
 
 
 def libpq_url(url: str) -> str:
     """The database address as psycopg and psql take it. Raises ValueError."""
-    return "postgresql://" + sqlalchemy_url(url).removeprefix(POSTGRES_SCHEMES[0])
+    return postgres_address(url)
 
 
 def settings_table() -> str:

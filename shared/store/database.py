@@ -26,13 +26,14 @@ from sqlalchemy import ClauseElement, Engine, create_engine
 from sqlalchemy import exc as sqlalchemy_errors
 from sqlalchemy import text as sqlalchemy_text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
-from sqlalchemy.engine import make_url
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from shared.errors import ServerUnavailable, StaleWrite
+from shared.runtime.faults import told
 from shared.runtime.logs import EventLogger, logger
 from shared.runtime.outage import Outage
+from shared.store import connections
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.Connection[Any]
@@ -297,7 +298,7 @@ class Database:
         except TRANSIENT as error:
             if not isinstance(error, sqlalchemy_errors.TimeoutError):
                 self._outage.began(error)
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         connection = _driver(proxied)
         try:
             yield connection
@@ -345,7 +346,7 @@ class Database:
                 if pause.again():
                     continue
                 if self._patience and not isinstance(error, ServerUnavailable):
-                    raise _unavailable(error) from error
+                    raise unavailable(error) from error
                 raise
 
     def close(self) -> None:
@@ -360,8 +361,18 @@ class Database:
             return self._engine[1]
 
     def _connect(self) -> Engine:
+        return create_engine(
+            "postgresql+psycopg://",
+            creator=self._open,
+            isolation_level="AUTOCOMMIT",
+            pool_size=self._size,
+            max_overflow=self._size,
+            pool_timeout=self._step_seconds,
+        )
+
+    def _open(self) -> Connection:
         milliseconds = int(self._step_seconds * 1000)
-        options = {
+        settings = {
             # Less than the whole, so that a wait for a lock ends as one, and not as a statement that took too long.
             "lock_timeout": milliseconds * 9 // 10,
             "statement_timeout": milliseconds,
@@ -370,24 +381,8 @@ class Database:
             # A statement here takes less time than its compilation would.
             "jit": "off",
             "plan_cache_mode": "force_generic_plan" if self._generic_plans else "auto",
-            "TimeZone": "UTC",
         }
-        return create_engine(
-            make_url(self.url).set(drivername="postgresql+psycopg"),
-            isolation_level="AUTOCOMMIT",
-            pool_size=self._size,
-            max_overflow=self._size,
-            pool_timeout=self._step_seconds,
-            connect_args={
-                "options": " ".join(f"-c {name}={value}" for name, value in options.items()),
-                "connect_timeout": 5,
-                "keepalives_idle": 10,
-                "keepalives_interval": 5,
-                "keepalives_count": 3,
-                "tcp_user_timeout": max(1000, milliseconds * 2),
-                "application_name": "brainhands",
-            },
-        )
+        return connections.connect(self.url, settings, tcp_user_timeout=max(1000, milliseconds * 2))
 
 
 @lru_cache(maxsize=64)
@@ -443,9 +438,7 @@ def _is_unfit(connection: Connection) -> bool:
     return connection.closed or connection.broken or connection.info.transaction_status != idle
 
 
-def _unavailable(error: BaseException) -> ServerUnavailable:
-    return ServerUnavailable("Postgres", _one_line(error), "check DATABASE_URL and that the server runs")
-
-
-def _one_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def unavailable(error: BaseException) -> ServerUnavailable:
+    """That Postgres does not answer, in words of ours."""
+    problem = told(error).removeprefix("OperationalError: ")
+    return ServerUnavailable("Postgres", problem, "check DATABASE_URL and that the server runs")

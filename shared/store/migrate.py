@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from alembic import command
@@ -19,11 +20,13 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, select, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
-from shared.errors import CodeTooOld, SchemaNotCurrent, ServerUnavailable
-from shared.store.tables import SCHEMA, compatibility
+from shared.errors import BrainhandsError, CodeTooOld, SchemaNotCurrent, UnfitDatabase
+from shared.runtime.faults import told
+from shared.store import connections
+from shared.store.database import unavailable
+from shared.store.tables import SCHEMA, compatibility, metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -32,6 +35,15 @@ LOCK_SECONDS = 2
 
 BUSY_SECONDS = 60.0
 BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+
+DENIED = text(
+    "SELECT name, what FROM unnest(CAST(:names AS text[])) name,"
+    " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) what"
+    " WHERE to_regclass(name) IS NOT NULL AND NOT has_table_privilege(name, what) LIMIT 1"
+)
+"""What the role may not do with a table of ours."""
+
+GRANT = "use the role that ran `brainhands migrate`, or GRANT it all on the schema and its tables"
 
 _ONE_AT_A_TIME = 0x6272_6E68
 """Advisory lock that serialises two processes that migrate at the same time."""
@@ -48,7 +60,7 @@ class Upgrade:
 def upgrade(database_url: str) -> Upgrade:
     """Migrate to the newest revision; a database beyond it that this code may work on is left as it is.
 
-    Safe to run twice, at the same time, and while workers work. Raises CodeTooOld, ServerUnavailable.
+    Safe to run twice, at the same time, and while workers work. Raises CodeTooOld, ServerUnavailable, UnfitDatabase.
     """
     engine = _engine(database_url)
     end = time.monotonic() + BUSY_SECONDS
@@ -56,11 +68,15 @@ def upgrade(database_url: str) -> Upgrade:
         while True:
             try:
                 with engine.begin() as connection:
+                    connections.require_fit(_driver(connection))
                     return _upgrade(connection)
-            except OperationalError as error:
+            except DBAPIError as error:
                 # Between workers that hold what it wants it gives way, and tries again.
                 if not isinstance(error.orig, BUSY) or time.monotonic() > end:
-                    raise _unreachable(error) from error
+                    raise _in_words(
+                        error,
+                        "have the database's owner run `brainhands migrate`, or GRANT CREATE ON DATABASE to this role",
+                    ) from error
     finally:
         engine.dispose()
 
@@ -91,13 +107,15 @@ def found(database_url: str) -> str | None:
 
 
 def require_current(database_url: str) -> None:
-    """Raises SchemaNotCurrent or CodeTooOld unless this code may work on the schema."""
+    """Raises SchemaNotCurrent, CodeTooOld or UnfitDatabase unless this code may work on the schema."""
     with _connected(database_url) as connection:
+        connections.require_fit(_driver(connection))
         revision = _found(connection)
         if revision is None or (revision in _known() and revision != newest()):
             raise SchemaNotCurrent(revision, newest())
         if revision != newest():
             _require_old_enough(connection, revision)
+        _require_rights(connection)
 
 
 def _found(connection: Connection) -> str | None:
@@ -131,18 +149,35 @@ def _connected(database_url: str) -> Iterator[Connection]:
     try:
         with engine.connect() as connection:
             yield connection
-    except OperationalError as error:
-        raise _unreachable(error) from error
+    except DBAPIError as error:
+        raise _in_words(error, GRANT) from error
     finally:
         engine.dispose()
 
 
 def _engine(database_url: str) -> Engine:
     return create_engine(
-        make_url(database_url).set(drivername="postgresql+psycopg"), connect_args={"connect_timeout": 5}
+        "postgresql+psycopg://", creator=lambda: connections.connect(database_url), isolation_level="READ COMMITTED"
     )
 
 
-def _unreachable(error: OperationalError) -> ServerUnavailable:
-    problem = str(error.orig).strip().splitlines()[0]
-    return ServerUnavailable("Postgres", problem, "check DATABASE_URL and that the server runs")
+def _driver(connection: Connection) -> psycopg.Connection[Any]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
+
+
+def _require_rights(connection: Connection) -> None:
+    """Raises UnfitDatabase for a role that may not do all that a worker does."""
+    denied = connection.execute(DENIED, {"names": list(metadata.tables)}).first()
+    if denied is not None:
+        raise UnfitDatabase(f"the role may not {denied.what} {denied.name}, as a worker must", GRANT)
+
+
+def _in_words(error: DBAPIError, rights: str) -> BrainhandsError:
+    """What went wrong, as one of our errors; `rights` is what to do where the role may not."""
+    if isinstance(error.orig, psycopg.errors.InsufficientPrivilege):
+        return UnfitDatabase(f"the role may not do this: {error.orig.diag.message_primary}", rights)
+    if isinstance(error, OperationalError):
+        return unavailable(error)
+    return UnfitDatabase(f"Postgres refuses: {told(error)}", "look into the server's log")

@@ -23,7 +23,7 @@ from psycopg.rows import dict_row
 from shared.kernel import chain
 from shared.kernel.delta import MOST_DELTAS, replay
 from shared.model.event import GONE, Event
-from shared.runtime.settings import libpq_url
+from shared.store import connections
 
 Row = dict[str, Any]
 
@@ -70,7 +70,9 @@ def violations(database_url: str, *, at_rest: bool = False) -> list[str]:
 
 def read(database_url: str) -> Snapshot:
     """The whole store as of one moment."""
-    with psycopg.connect(libpq_url(database_url), row_factory=dict_row) as connection:
+    with connections.connect(database_url) as connection:
+        connection.row_factory = dict_row
+        connection.autocommit = False
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
-import psycopg
 from psycopg.rows import dict_row
 
 from brain.generation import intake_kind
@@ -32,8 +31,7 @@ from shared.model.json import Json
 from shared.model.submission import Receipt
 from shared.model.task import Done, Next, Outcome, Priority, Requirement, Sleep, Status, Task, Transition, Wait
 from shared.model.worker import Offer, WorkerInfo
-from shared.runtime.settings import libpq_url
-from shared.store import reads, workers
+from shared.store import connections, reads, workers
 from shared.store.database import Database
 from shared.store.view import View
 
@@ -64,7 +62,8 @@ class Stage:
         self._lease_seconds = lease_seconds
         self._restart_limit = restart_limit
         self._workers: list[Worker] = []
-        self._sql = psycopg.connect(libpq_url(database_url), autocommit=True, row_factory=dict_row)
+        self._sql = connections.connect(database_url)
+        self._sql.row_factory = dict_row
         self.first = self.worker()
 
     def worker(

@@ -198,6 +198,17 @@ def test_whatever_a_parameter_is_given_is_taken_or_refused_in_words_of_ours(
             raise AssertionError(f"{name}({parameter}={kind})") from problem
 
 
+@pytest.mark.parametrize("parameter", ["database_url", "redis_url", "tenant"])
+def test_whatever_a_client_is_made_with_is_taken_or_refused_in_words_of_ours(scene: Scene, parameter: str) -> None:
+    good = {"database_url": scene.stage.database_url, "redis_url": NO_REDIS}
+    for kind, value in WRONG.items():
+        try:
+            with suppress(BrainhandsError):
+                Client(**{**good, parameter: value}).close()  # type: ignore[arg-type]
+        except Exception as problem:
+            raise AssertionError(f"{parameter}={kind}") from problem
+
+
 @pytest.mark.promise("A2")
 def test_ids_are_uuids_or_their_text_and_a_request_id_may_be_one(scene: Scene) -> None:
     client, request_id = scene.stage.client, uuid4()

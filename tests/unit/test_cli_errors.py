@@ -147,7 +147,7 @@ def test_up_says_before_anything_starts_that_flower_cannot_have_its_port(
     assert "--no-flower" in next_step
 
 
-@pytest.mark.parametrize("password", ["plain", "it's $HOME", '"`id`"', "a b;c"])
+@pytest.mark.parametrize("password", ["plain", "it's$HOME", '"`id`"', "a%20b;c"])
 def test_addresses_for_a_shell_are_quoted_for_it_and_fit_every_driver(
     password: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
