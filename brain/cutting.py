@@ -78,7 +78,7 @@ def shorten(texts: Sequence[str], room: int) -> list[str]:
 
 def _pieces(events: Sequence[prompt.ContextEvent]) -> list[_Piece]:
     compacted = prompt.newest_compaction(events)
-    shown, redacted = prompt.results(events), prompt.redacted_results(events)
+    shown, redacted = prompt.result_texts(events), prompt.redacted_results(events)
     results: dict[str, int] = {}
     for event in events:
         if isinstance(event.payload, prompt.Result) and event.payload.call_id is not None:
@@ -106,14 +106,14 @@ def _pieces(events: Sequence[prompt.ContextEvent]) -> list[_Piece]:
 
 
 def _round(
-    seq: int, output: ModelOutput, shown: dict[str, prompt.Result], results: dict[str, int], redacted: int | None
+    seq: int, output: ModelOutput, shown: dict[str, str], results: dict[str, int], redacted: int | None
 ) -> _Piece:
     """A reply with its results; `redacted` is the last of them that does not say any more which call it was of."""
     texts = [f"Assistant: {output.text}"] if output.text.strip() else []
     for call in output.calls:
         texts.append(f"Assistant calls {call.name} with {call.arguments}")
         if call.call_id in shown:
-            texts.append(f"Result of {call.name}: {prompt.result_text(shown[call.call_id])}")
+            texts.append(f"Result of {call.name}: {shown[call.call_id]}")
     ends = [results.get(call.call_id, redacted) for call in output.calls]
     closed_at = None if None in ends else max([0, *(end for end in ends if end is not None)])
     return _Piece(seq=seq, texts=tuple(texts), answers=not output.calls, is_round=True, closed_at=closed_at)

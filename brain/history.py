@@ -9,7 +9,8 @@ from shared.store import reads
 from shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
-CONTEXT_TYPES = ("user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES)
+ANSWER_TYPES = ("human_approval_requested", "human_approval_answered")
+CONTEXT_TYPES = ("user_message", "task_given", "model_output", "tool_call_settled", *RESULT_TYPES, *ANSWER_TYPES)
 
 NOT_IN_CONTEXT = sorted({type for type, _ in PAYLOADS} - set(CONTEXT_TYPES))
 """Types of which it is known that what is said between does not depend on them; others are never left out."""

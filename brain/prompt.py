@@ -8,7 +8,7 @@ are replayed in a form it takes. What the newest compaction replaces is not show
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
@@ -17,6 +17,8 @@ from shared.errors import BrainhandsError, Incompatible, NotStorable
 from shared.model.event import (
     REDACTED,
     ContextCompacted,
+    HumanApprovalAnswered,
+    HumanApprovalRequested,
     ModelCall,
     ModelOutput,
     ModelRequest,
@@ -96,7 +98,7 @@ def request_digest(body: dict[str, Any]) -> str:
 
 
 def _messages(context: Sequence[ContextEvent]) -> list[Message]:
-    found, redacted = results(context), redacted_results(context)
+    found, redacted = result_texts(context), redacted_results(context)
     newest = newest_compaction(context)
     compacted = newest.payload if newest is not None and isinstance(newest.payload, ContextCompacted) else None
     instructions = ""
@@ -151,6 +153,40 @@ def results(context: Sequence[ContextEvent]) -> dict[str, Result]:
     return found
 
 
+def result_texts(context: Sequence[ContextEvent]) -> dict[str, str]:
+    """What the model is told of each call: its result, and before it what people changed and said on the way."""
+    answers = _answers(context)
+    texts = {call_id: result_text(result) for call_id, result in results(context).items()}
+    return {call_id: "\n".join([*_notes(answers.get(call_id, []), text), text]) for call_id, text in texts.items()}
+
+
+def _answers(context: Sequence[ContextEvent]) -> dict[str, list[HumanApprovalAnswered]]:
+    """The answers of people to questions about each call."""
+    asked: dict[str, str] = {}
+    found: dict[str, list[HumanApprovalAnswered]] = {}
+    for event in context:
+        match event.payload:
+            case HumanApprovalRequested(call_id=str() as call_id, approval=approval):
+                asked[approval] = call_id
+            case HumanApprovalAnswered(approval=approval) as answer if approval in asked and answer.answer != "pending":
+                found.setdefault(asked[approval], []).append(answer)
+            case _:
+                pass  # Nothing that a person said.
+    return found
+
+
+def _notes(answers: Sequence[HumanApprovalAnswered], text: str) -> Iterator[str]:
+    """What the result's own text does not say of the answers."""
+    for answer in answers:
+        who, said = answer.answered_by or "a person", answer.answer.replace("_", " ")
+        comment = answer.comment if answer.comment and answer.comment not in text else None
+        if answer.edited_arguments is not None:
+            said = f"{said} with these arguments instead: {canonical(answer.edited_arguments)}"
+        elif comment is None:
+            continue
+        yield f"note: {who} answered {said}" + (f"; comment: {comment}" if comment else "")
+
+
 def redacted_results(context: Sequence[ContextEvent]) -> dict[int, int]:
     """The replies of whose calls a result was redacted, by seq, with the seq of the last such result.
 
@@ -173,7 +209,7 @@ def call_ids(events: Iterable[ContextEvent]) -> set[str]:
     return made | {each for each in ended if each is not None}
 
 
-def _turn(output: ModelOutput, results: dict[str, Result], *, redacted: bool) -> list[Message]:
+def _turn(output: ModelOutput, results: dict[str, str], *, redacted: bool) -> list[Message]:
     """The assistant's message and the results of its calls; nothing for a reply that said nothing."""
     calls = [] if unusable(output.finish_reason, output.refusal) else output.calls
     text = output.text if output.text.strip() else None
@@ -204,11 +240,10 @@ def _arguments(text: str) -> str:
         return "{}"
 
 
-def _answer(call: ModelCall, result: Result | None, *, redacted: bool) -> Message:
+def _answer(call: ModelCall, result: str | None, *, redacted: bool) -> Message:
     if result is None and not redacted:
         raise OpenCall(call.call_id)
-    text = REDACTED if result is None else result_text(result)
-    return {"role": "tool", "tool_call_id": call.call_id, "content": text}
+    return {"role": "tool", "tool_call_id": call.call_id, "content": REDACTED if result is None else result}
 
 
 def result_text(result: Result) -> str:

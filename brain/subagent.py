@@ -88,7 +88,7 @@ def _call(agent: Agent, run: Run) -> Step:
     if reads.agents_above(run.database, run.task.id) >= MAX_DEPTH:
         error = f"not run: agents call each other no deeper than {MAX_DEPTH}"
         return Step(partial(endings.refuse_call, task=run.task, error=error))
-    return approvals.begin(run, partial(_validated, agent, run.task), _start_of(agent, run))
+    return approvals.begin(run, partial(_validated, agent, run.task), _start_of(agent, run), lambda _: {})
 
 
 def _answered(agent: Agent, run: Run) -> Step:

@@ -125,7 +125,7 @@ def _begin(
         more = {"of": str(earlier.id)}
         return approvals.ask(draft, task, _named(tool, call), Question.REVIEW, about, causes, more=more)
     if decision.rule == "ask":
-        about = f"a rule of the {decision.by} asks for approval"
+        about = approvals.why_asked(decision.by, decision.read_as)
         return approvals.ask(draft, task, _named(tool, call), Question.APPROVAL, about, causes, decision.ask)
     return _store_intent(draft, tool=tool, task=task, call=call, causes=causes)
 
@@ -145,29 +145,31 @@ def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json], found_out: s
 
 
 def _answered(tool: Tool, run: Run) -> Step:
-    """Go on with a person's answer; edited arguments are validated and judged again."""
+    """Go on with a person's answer; proposed arguments are validated and judged like those of the model."""
     task = run.task
     approval = approvals.asked(run)
     call = task.checkpoint["call"]
-    if approval.holds is not Answer.APPROVED:
-        return Step(partial(endings.refuse_call, task=task, error=approvals.why_not(approval)))
-    if approval.edited_arguments is not None:
+    if approval.is_proposed:
         judged = _judged(tool, task, approval.edited_arguments)
         if isinstance(judged, str):
-            return Step(partial(endings.refuse_call, task=task, error=f"approved with other arguments, but {judged}"))
+            return Step(partial(approvals.ask_again, task=task, approval=approval, reason=judged))
         call, decision = judged
         if decision.rule == "deny":
-            error = f"approved with other arguments, which a rule of the {decision.by} denies"
-            return Step(partial(endings.refuse_call, task=task, error=error))
+            reason = f"a rule of the {decision.by} denies them"
+            return Step(partial(approvals.ask_again, task=task, approval=approval, reason=reason))
+    elif approval.holds is not Answer.APPROVED:
+        return Step(partial(endings.refuse_call, task=task, error=approvals.why_not(approval)))
     return Step(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
 
 
 def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
     """The approval is used up by the commit that stores the intent, and covers every attempt of this operation."""
     if _equal_unknown(draft, tool, call) is not None:
-        error = "not run: meanwhile an equal call ended without it being known whether it took effect"
-        return endings.refuse_call(draft, task=task, error=error)
-    if (refusal := approvals.use(draft, approval)) is not None:
+        reason = "an equal call ended without it being known whether it took effect"
+        if approval.is_proposed:
+            return approvals.ask_again(draft, task=task, approval=approval, reason=reason)
+        return endings.refuse_call(draft, task=task, error=f"not run: meanwhile {reason}")
+    if (refusal := approvals.use(draft, task, approval)) is not None:
         return endings.refuse_call(draft, task=task, error=refusal)
     answered = [task.checkpoint["signal"]["answered_seq"]]
     return _store_intent(draft, tool=tool, task=task, call=call, causes=answered)

@@ -79,7 +79,8 @@ def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
 def _call(flow: type[Flow], run: Run) -> Step:
     """Validate the input, heed the agent's rule, and store that the flow starts."""
     validate = partial(_validated, flow, run.task)
-    return approvals.begin(run, validate, partial(_start, flow=flow, task=run.task))
+    read_as = partial(edge.call, flow.definition.arguments.read_as)
+    return approvals.begin(run, validate, partial(_start, flow=flow, task=run.task), read_as)
 
 
 def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str:

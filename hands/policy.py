@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from shared.errors import BadDefinition
 from shared.model.approval import Ask
+from shared.model.json import Json
 
 RULES = ("allow", "ask", "deny")
 """From the mildest to the strictest."""
@@ -24,6 +25,8 @@ class Decision:
     rule: str
     ask: Ask
     by: str
+    read_as: Mapping[str, Json] = field(default_factory=dict)
+    """For whom is asked: what those arguments are read as whose stored form does not show it."""
 
 
 def judge(policy: Policy, arguments: Any, agent_rule: str | None) -> Decision:

@@ -11,13 +11,13 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_type_hints, overload
 
 from pydantic import TypeAdapter
 
-from hands.arguments import Arguments, arguments_of
+from hands.arguments import Arguments, BadArguments, arguments_of
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown, result_adapter, stored_result
 from hands.policy import Decision, Policy, check_rule, judge
@@ -41,6 +41,7 @@ _POOL = re.compile(r"hands\.[a-z0-9_-]+")
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
+Read = TypeVar("Read")
 LookUpFunction: TypeAlias = Callable[[ToolContext], Any]
 ReplayName: TypeAlias = Replay | Literal["unsafe", "safe", "reconcile"]
 WhoIsTold: TypeAlias = Literal["model", "review"]
@@ -113,24 +114,29 @@ class Tool(Generic[Parameters, Returned]):
         """The final arguments as they are stored with the intent. Raises BadArguments."""
         return self.arguments.stored(arguments)
 
-    def operation_id(self, task_id: str, arguments: object) -> str:
+    def operation_id(self, task_id: str, arguments: dict[str, Json]) -> str:
         """Identity of the call's effect: the task's id, or the tool's name and its key for these arguments.
 
         A key of more than 200 characters is replaced by its SHA-256. Raises BadDefinition for an empty key.
         """
         if self.operation is None:
             return task_id
-        key: object = edge.call(self.operation, self.arguments.values(arguments))
+        key: object = edge.call(self.operation, self._read(self.arguments.values, arguments))
         if not isinstance(key, str) or not key:
             raise BadDefinition(f"operation= of {self.name} returned {shown(key)}", "return a text that is not empty")
         key = clean_text(key)
         return f"{self.name}:{key if len(key) <= MAX_OPERATION_KEY else digest(key)}"
 
-    def judge(self, arguments: object, agent_rule: str | None) -> Decision:
+    def judge(self, arguments: dict[str, Json], agent_rule: str | None) -> Decision:
         """Whether a call with these arguments runs, is refused or is asked about. Raises BadDefinition."""
-        if not callable(self.policy) and agent_rule is None:
-            return judge(self.policy, None, None)
-        return edge.call(judge, self.policy, self.arguments.values(arguments), agent_rule, words=(BadDefinition,))
+        values = self._read(self.arguments.values, arguments) if callable(self.policy) else None
+        decision = edge.call(judge, self.policy, values, agent_rule, words=(BadDefinition,))
+        if decision.rule != "ask":
+            return decision
+        return replace(decision, read_as=self._read(self.arguments.read_as, arguments))
+
+    def _read(self, read: Callable[[dict[str, Json]], Read], arguments: dict[str, Json]) -> Read:
+        return edge.call(read, arguments, words=(BadArguments,))
 
     def call(self, context: ToolContext, named: Mapping[str, Any]) -> object:
         """Runs the function to its end with these Python values.

@@ -339,6 +339,14 @@ class Client:
         """All questions to people that wait for an answer, oldest first."""
         return reads.open_approvals(self._database, self.tenant)
 
+    def approval(self, approval: ApprovalId | UUID | str) -> Approval:
+        """A question to a person as it stands, open or answered. Raises BadInput and UnknownApproval."""
+        approval_id = ApprovalId(_uuid(approval, "question"))
+        asked = reads.approval(self._database, self.tenant, approval_id)
+        if asked is None:
+            raise UnknownApproval(approval_id)
+        return asked
+
     def answer(
         self,
         approval: ApprovalId | UUID | str,
@@ -352,16 +360,14 @@ class Client:
         """Answer a question: `approved` (also with other `arguments`) or `denied`; for a review `happened` (with its
         `result`), `did_not_happen` or `unknown`.
 
-        The first answer stands; one that comes later, or after the deadline, is not accepted and changes nothing.
+        The first answer stands; one that comes later, or after the deadline, is not accepted and changes nothing. Other
+        arguments are validated and judged by a worker before they count: until then the question stays pending, and
+        where they do not do it is open again, with the reason in its `about` (see `approval`).
         Raises BadInput and UnknownApproval.
         """
-        approval_id = ApprovalId(_uuid(approval, "question"))
-        asked = reads.approval(self._database, self.tenant, approval_id)
-        if asked is None:
-            raise UnknownApproval(approval_id)
         return answering.answer(
             self._ledger,
-            asked,
+            self.approval(approval),
             _answer(answer),
             arguments=None if arguments is None else clean(arguments, limit=SIGNAL_BYTES),
             result=clean(result, limit=SIGNAL_BYTES),

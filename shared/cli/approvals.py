@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from json import dumps
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import typer
 from shared.cli.door import TENANT, open_client, open_database, who
 from shared.cli.terminal import escaped, say, say_json, styled
 from shared.cli.timeline import moment
+from shared.client import Client
 from shared.engine.answering import AnswerReceipt
 from shared.model import wire
 from shared.model.approval import Answer, AnswerName, Question
@@ -21,6 +23,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 OneQuestion = Annotated[str, typer.Argument(help="The question's id, as `brainhands approvals` lists it.")]
 Comment = Annotated[str | None, typer.Option(help="What the log and the model shall know about it.")]
 Result = Annotated[str, typer.Option(help="What the call gave, as JSON.")]
+
+VERDICT_SECONDS = 20.0
+"""How long `approve` waits for a worker to take other arguments or not."""
+LOOK_SECONDS = 0.2
 
 
 ANSWER_LINES = {
@@ -102,7 +108,10 @@ def approve(
     comment: Comment = None,
     json: AsJson = False,
 ) -> None:
-    """Let a call run, as it is or with other arguments, which are validated and judged again."""
+    """Let a call run, as it is or with other arguments.
+
+    Those count once a worker has validated and judged them; if they do not do, the question stays open.
+    """
     _answer(question, Answer.APPROVED, None if arguments is None else parse(arguments), None, comment, json)
 
 
@@ -147,13 +156,37 @@ def settle(
 def _answer(question: str, answer: AnswerName, arguments: Json, result: Json, comment: str | None, json: bool) -> None:
     with open_client() as client:
         receipt = client.answer(question, answer, arguments=arguments, result=result, comment=comment, who=who())
+        if receipt.accepted and receipt.approval.is_proposed:
+            receipt = _verdict(client, receipt)
     _print(receipt, json)
-    if not receipt.accepted:
+    if not receipt.accepted or receipt.approval.answer is Answer.PENDING:
         raise typer.Exit(1)
+
+
+def _verdict(client: Client, receipt: AnswerReceipt) -> AnswerReceipt:
+    """What became of other arguments, or how they stand after a while."""
+    proposed, end = receipt.approval, time.monotonic() + VERDICT_SECONDS
+    stands = proposed
+    while stands.is_proposed and time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
+        stands = client.approval(proposed.id)
+    counts = stands.answer is Answer.APPROVED or stands.is_proposed
+    same = (stands.edited_arguments, stands.answered_by) == (proposed.edited_arguments, proposed.answered_by)
+    return AnswerReceipt(approval=stands, accepted=counts and same)
 
 
 def _print(receipt: AnswerReceipt, json: bool) -> None:
     if json:
         say_json({"accepted": receipt.accepted, "approval": wire.approval(receipt.approval)})
         return
-    say(f"{'answered' if receipt.accepted else 'not accepted, it stands at'} {receipt.approval.answer}")
+    stands = receipt.approval
+    if stands.is_proposed:
+        said = "no worker has looked at the arguments yet, and" if receipt.accepted else "not accepted:"
+        by = escaped(stands.answered_by or "somebody")
+        say(f"{said} other arguments do not count before one does ({by} gave some)")
+        say(f"`brainhands show {stands.session_id}` says what becomes of them")
+    elif stands.answer is Answer.PENDING:
+        say(f"not accepted, the question is open: {escaped(stands.about)}")
+        say(f"answer it again with `brainhands approve {stands.id}` or `brainhands deny {stands.id}`")
+    else:
+        say(f"{'answered' if receipt.accepted else 'not accepted, it stands at'} {stands.answer}")

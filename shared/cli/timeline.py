@@ -131,7 +131,9 @@ def summary(type: str, payload: dict[str, Any]) -> str:
         case "human_approval_requested":
             return f"{payload['question']} of {payload['tool']} {_compact(payload['arguments'])}"
         case "human_approval_answered" | "tool_call_settled":
-            answered = (payload["answer"], payload.get("answered_by"), payload["comment"])
+            changed = payload.get("edited_arguments")
+            others = None if changed is None else f"with {_compact(changed)} instead"
+            answered = (payload["answer"], others, payload.get("answered_by"), payload["comment"])
             return ", ".join(str(each) for each in answered if each)
         case "signal_received" | "signal_taken" | "signal_missed":
             return " ".join(filter(None, (payload["name"], payload["key"], _compact(payload.get("content", "")))))

@@ -23,7 +23,11 @@ from shared.store.view import View
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerReceipt:
-    """The question as it stands now; `accepted` is False where another answer, or its deadline, came first."""
+    """The question as it stands now; `accepted` is False where another answer, or its deadline, came first.
+
+    Other arguments count once the call's worker has validated and judged them. Until then `approval.answer` is pending
+    and `approval.is_proposed` holds; if they do not do, the question is open again, and its `about` says why.
+    """
 
     approval: Approval
     accepted: bool
@@ -48,12 +52,13 @@ def answer(
 
     def fill(view: View) -> Commit | None:
         before = view.approval(asked.id)
-        if before is None or before.answer is not Answer.PENDING or view.now >= before.answer_by:
+        if before is None or before.answer is not Answer.PENDING or view.now >= before.answer_by or before.is_proposed:
             return None
+        counts = arguments is None
         after = replace(
             before,
-            answer=given,
-            answered_at=view.now,
+            answer=given if counts else Answer.PENDING,
+            answered_at=view.now if counts else None,
             answered_by=who,
             comment=comment,
             edited_arguments=arguments,
@@ -71,7 +76,7 @@ def answer(
     mine = (given, who, comment, arguments, result)
     # A try whose COMMIT lost its reply finds its own answer.
     accepted = mine == (
-        stands.answer,
+        Answer.APPROVED if stands.is_proposed else stands.answer,
         stands.answered_by,
         stands.comment,
         stands.edited_arguments,

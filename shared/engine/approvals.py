@@ -2,11 +2,14 @@
 
 An approval is bound to one operation and its final arguments. The commit that stores the intent uses it up; it covers
 every attempt of that operation and nothing else, and lapses if it is not used in time.
+
+Other arguments that a person approves are a proposal: the question stays open until the call's worker has validated and
+judged them. If they do, that is the answer; if not, the question is put again, with what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -20,12 +23,15 @@ from shared.engine.run import Run
 from shared.model.approval import HUMAN, Answer, Approval, Ask, Question
 from shared.model.event import PolicyDecided
 from shared.model.ids import ApprovalId, new_approval_id
-from shared.model.json import Json, digest
+from shared.model.json import Json, canonical, digest
 from shared.model.task import Task, Transition, WaitSignal
 from shared.store import reads
 
 REVIEW_SECONDS = 7 * 86_400.0
 """How long a person has to find out about an unknown effect before it stays unknown."""
+
+MAX_ABOUT = 2_000
+"""Characters of each part of why a question is asked."""
 
 PHASES = {Question.APPROVAL: "answered", Question.REVIEW: "reviewed"}
 
@@ -37,40 +43,47 @@ Start: TypeAlias = Callable[[Draft, dict[str, Json], list[int]], Transition]
 """Begins a call that may run, given what it follows from."""
 
 
-def begin(run: Run, validate: Validate, start: Start) -> Step:
+ReadAs: TypeAlias = Callable[["dict[str, Json]"], "dict[str, Json]"]
+"""What those arguments are read as whose stored form does not show it."""
+
+
+def begin(run: Run, validate: Validate, start: Start, read_as: ReadAs) -> Step:
     """Start a call that only the rule of its agent judges: run it, refuse it, or ask a person."""
     task = run.task
     call = validate(task.input["arguments"])
     if isinstance(call, str):
         return Step(partial(endings.refuse_call, task=task, error=call))
+    rule = task.input.get("rule")
+    about = why_asked("agent", read_as(call["arguments"])) if rule == "ask" else ""
 
     def judge(draft: Draft) -> Transition:
-        rule, causes = task.input.get("rule"), [task.cause]
+        causes = [task.cause]
         if rule is not None:
             decided = PolicyDecided(**call, rule=rule, by="agent")
             causes = [draft.event(decided, causes=causes, task=draft.task(task.id))]
         if rule == "deny":
             return endings.refuse_call(draft, task=task, error="denied by a rule of the agent")
         if rule == "ask":
-            return ask(draft, task, call, Question.APPROVAL, "a rule of the agent asks for approval", causes)
+            return ask(draft, task, call, Question.APPROVAL, about, causes)
         return start(draft, call, causes)
 
     return Step(judge)
 
 
 def go_on(run: Run, validate: Validate, start: Start) -> Step:
-    """Start such a call, or not, with a person's answer; edited arguments are validated again."""
+    """Start such a call, or not, with a person's answer; proposed arguments are validated."""
     task = run.task
     approval = asked(run)
-    if approval.holds is not Answer.APPROVED:
+    if not approval.is_proposed and approval.holds is not Answer.APPROVED:
         return Step(partial(endings.refuse_call, task=task, error=why_not(approval)))
-    edited = approval.edited_arguments
-    call = validate(approval.arguments if edited is None else edited)
+    call = validate(approval.edited_arguments if approval.is_proposed else approval.arguments)
     if isinstance(call, str):
+        if approval.is_proposed:
+            return Step(partial(ask_again, task=task, approval=approval, reason=call))
         return Step(partial(endings.refuse_call, task=task, error=f"approved, but {call}"))
 
     def use_and_start(draft: Draft) -> Transition:
-        if (refusal := use(draft, approval)) is not None:
+        if (refusal := use(draft, task, approval)) is not None:
             return endings.refuse_call(draft, task=task, error=refusal)
         return start(draft, call, [task.checkpoint["signal"]["answered_seq"]])
 
@@ -111,8 +124,29 @@ def ask(
     )
     seq = draft.ask(approval, call, task=draft.task(task.id), causes=causes)
     kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}
-    checkpoint = {**task.checkpoint, "call": kept, "approval": str(approval.id), "asked_seq": seq, **(more or {})}
-    return WaitSignal(HUMAN, PHASES[question], seconds, str(approval.id), checkpoint)
+    put = {"call": kept, "approval": str(approval.id), "about": about, "asked_seq": seq}
+    return WaitSignal(HUMAN, PHASES[question], seconds, str(approval.id), {**task.checkpoint, **put, **(more or {})})
+
+
+def ask_again(draft: Draft, *, task: Task, approval: Approval, reason: str) -> WaitSignal:
+    """The proposed arguments do not do: the question is as open as it was, until its deadline, and says why."""
+    first, by = task.checkpoint.get("about", approval.about), approval.answered_by or "a person"
+    about = f"{first}; the other arguments of {by} do not do: {reason[:MAX_ABOUT]}"
+    still_open = replace(approval, about=about, edited_arguments=None, answered_by=None, comment=None, use_by=None)
+    draft.change_approval(approval, still_open)
+    call = {**task.checkpoint["call"], "tool": approval.tool, "version": approval.version}
+    proposed = [task.checkpoint["signal"]["answered_seq"]]
+    seq = draft.tell_question(still_open, call, task=draft.task(task.id), causes=proposed)
+    seconds = max(0.0, (approval.answer_by - draft.now).total_seconds())
+    return WaitSignal(
+        HUMAN, PHASES[approval.question], seconds, str(approval.id), {**task.checkpoint, "asked_seq": seq}
+    )
+
+
+def why_asked(by: str, read_as: Mapping[str, Json]) -> str:
+    """What a person is told about a call that a rule asks about."""
+    shown = "".join(f"; {name} is read as {canonical(value)}" for name, value in read_as.items())
+    return f"a rule of the {by} asks for approval{shown[:MAX_ABOUT]}"
 
 
 def asked(run: Run) -> Approval:
@@ -120,13 +154,21 @@ def asked(run: Run) -> Approval:
     return reads.approval_of_task(run.database, ApprovalId(UUID(run.task.checkpoint["approval"])))
 
 
-def use(draft: Draft, approval: Approval) -> str | None:
-    """Use an approval up, in the commit that stores the intent; or say why it cannot be used."""
+def use(draft: Draft, task: Task, approval: Approval) -> str | None:
+    """Use an approval up, in the commit that stores the intent; or say why it cannot be used.
+
+    Proposed arguments, which were found to do, become the answer.
+    """
     assert approval.use_by is not None
-    if draft.now > approval.use_by:
-        return "not run: the approval was not used in time; it may be asked again"
-    draft.change_approval(approval, replace(approval, used_at=draft.now))
-    return None
+    in_time = draft.now <= approval.use_by
+    after = replace(approval, used_at=draft.now) if in_time else approval
+    if approval.is_proposed:
+        after = replace(after, answer=Answer.APPROVED, answered_at=draft.now)
+        proposed = [task.checkpoint["signal"]["answered_seq"]]
+        draft.tell_answer(after, causes=proposed, task=draft.task(task.id))
+    if after is not approval:
+        draft.change_approval(approval, after)
+    return None if in_time else "not run: the approval was not used in time; it may be asked again"
 
 
 def why_not(approval: Approval) -> str:

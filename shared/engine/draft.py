@@ -276,6 +276,9 @@ class Draft:
     def ask(self, approval: Approval, call: dict[str, Json], *, task: Task, causes: Iterable[int]) -> int:
         """Put a question to people about a call of a task, and return the seq of its event."""
         self._new_approvals.append(approval)
+        return self.tell_question(approval, call, task=task, causes=causes)
+
+    def tell_question(self, approval: Approval, call: dict[str, Json], *, task: Task, causes: Iterable[int]) -> int:
         payload = HumanApprovalRequested(
             **call,
             approval=str(approval.id),
@@ -289,21 +292,24 @@ class Draft:
     def answer(self, before: Approval, after: Approval) -> None:
         """Store the answer to a question, and let the task that asked go on."""
         waiter = self.view.signal_waiter(HUMAN, str(before.id))
-        payload = HumanApprovalAnswered(
-            approval=str(after.id),
-            question=after.question,
-            answer=after.answer,
-            answered_by=after.answered_by,
-            comment=after.comment,
-            edited_arguments=after.edited_arguments,
-            result=after.result,
-        )
         asked = [] if waiter is None else [waiter.checkpoint["asked_seq"]]
-        seq = self.event(payload, causes=asked, task=waiter)
+        seq = self.tell_answer(after, causes=asked, task=waiter)
         self.change_approval(before, after)
         if waiter is not None:
             self.load([waiter])
             self.change(moves.signalled(self.task(waiter.id), {"answered_seq": seq}))
+
+    def tell_answer(self, answered: Approval, *, causes: Iterable[int], task: Task | None) -> int:
+        payload = HumanApprovalAnswered(
+            approval=str(answered.id),
+            question=answered.question,
+            answer=answered.answer,
+            answered_by=answered.answered_by,
+            comment=answered.comment,
+            edited_arguments=answered.edited_arguments,
+            result=answered.result,
+        )
+        return self.event(payload, causes=causes, task=task)
 
     def change_approval(self, before: Approval, after: Approval) -> None:
         self._approvals.append(ApprovalChange(before=before, after=after))
@@ -314,9 +320,9 @@ class Draft:
 
     def close_question(self, asker: Task) -> None:
         """The call that asked has ended: nobody need answer any more."""
-        if asker.signal_name != HUMAN or asker.signal_key is None:
+        if "approval" not in asker.checkpoint:
             return
-        approval = self.view.approval(ApprovalId(UUID(asker.signal_key)))
+        approval = self.view.approval(ApprovalId(UUID(asker.checkpoint["approval"])))
         if approval is not None and approval.answer is Answer.PENDING:
             self.change_approval(approval, replace(approval, answer=Answer.CANCELLED, answered_at=self.now))
 

@@ -81,6 +81,7 @@ def give_up_response(draft: Draft, generation: Task) -> None:
 
 def fail(draft: Draft, task: Task, error: str) -> None:
     """End a task that its own code cannot end, and close what it leaves open."""
+    draft.close_question(task)
     seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=task.causes, task=task)
     if task.kind == GENERATION:
         if background.handle(task):

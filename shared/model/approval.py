@@ -96,6 +96,11 @@ class Approval:
     """When the intent was stored that this approval allowed: it allows no other."""
 
     @property
+    def is_proposed(self) -> bool:
+        """Whether a person approved it with other arguments, which do not count before the call's worker takes them."""
+        return self.answer is Answer.PENDING and self.edited_arguments is not None
+
+    @property
     def holds(self) -> Answer:
         """The answer that counts: the default where nobody gave one."""
         return self.default_answer if self.answer is Answer.EXPIRED else self.answer

@@ -345,7 +345,11 @@ class HumanApprovalRequested(ToolEvent):
 
 
 class HumanApprovalAnswered(Payload):
-    """A question was answered, or its time ran out."""
+    """A question was answered, or its time ran out.
+
+    `pending`: approved with other arguments, which the call's worker has yet to take. If it does, the answer follows as
+    a further event; if not, the question is put again.
+    """
 
     event_type = "human_approval_answered"
     approval: str

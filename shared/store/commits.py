@@ -241,6 +241,7 @@ END_SUBMISSION = Statement(
 USE_SUBMISSION = Statement(update(submissions).where(submissions.c.id == bindparam("submission_id")).values(**_ADD_USE))
 INSERT_APPROVAL = Statement(insert(approvals).values({c.name: bindparam(c.name) for c in approvals.c}))
 _ANSWER_COLUMNS = (
+    "about",
     "answer",
     "answered_at",
     "answered_by",

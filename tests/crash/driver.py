@@ -78,6 +78,16 @@ class Door:
         asked = json.loads(self.wait_for_event(receipt, "human_approval_requested").payload_text)
         self.client.answer(asked["approval"], answer, **more)
 
+    def approve_with(self, receipt: Receipt, arguments: dict[str, Any], **more: Any) -> None:
+        """Approve the session's first question with other arguments, and wait until a worker has looked at them."""
+        asked = json.loads(self.wait_for_event(receipt, "human_approval_requested").payload_text)["approval"]
+        self._until_looked_at(asked)
+        self.client.answer(asked, "approved", arguments=arguments, **more)
+        self._until_looked_at(asked)
+
+    def _until_looked_at(self, asked: str) -> None:
+        wait_until(lambda: not self.client.approval(asked).is_proposed, PATIENCE_SECONDS, "a look at the arguments")
+
     def signal(self, receipt: Receipt, name: str, payload: object) -> None:
         """Send a signal with the run's name as its key."""
         self.client.signal(receipt.session_id, name, payload, key=self.run, request_id=f"{self.run}/{name}")

@@ -130,6 +130,29 @@ def check_approval(run: Run) -> None:
 
 APPROVAL = Scenario(name="approval", play=play_approval, check=check_approval, promises=("F13",), hazards=(20,))
 
+
+def play_other_arguments(door: Door) -> None:
+    receipt = door.call("post_if_allowed", then="posted", key="what nobody allowed")
+    door.approve_with(receipt, {"key": 7}, who="ann")
+    door.approve_with(receipt, {"key": door.run}, who="ann")
+
+
+def check_other_arguments(run: Run) -> None:
+    assert run.outputs() == ["posted"]
+    run.may_be_unknown("post_if_allowed")
+    # A play that began again may have given the wrong ones twice.
+    assert 2 <= run.types().count("human_approval_requested") <= 3
+    assert run.types().count("human_approval_answered") == run.types().count("human_approval_requested") + 1
+
+
+OTHER_ARGUMENTS = Scenario(
+    name="approval with other arguments",
+    play=play_other_arguments,
+    check=check_other_arguments,
+    promises=("F13",),
+    hazards=(20,),
+)
+
 # --- steer during a tool round ------------------------------------------------------------------------------------
 
 
@@ -341,6 +364,7 @@ SCENARIOS = (
     FIVE_MAILS,
     EVERY_REPLAY_KIND,
     APPROVAL,
+    OTHER_ARGUMENTS,
     STEER,
     FAIL_FAST,
     BACKGROUND,

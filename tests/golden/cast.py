@@ -6,7 +6,7 @@ from brain import Agent
 from hands import Ask, Done, Flow, NotFound, Retry, Sleep, ToolContext, Unknown, Wait, WaitSignal, phase, tool
 from tests.store.stage import Gone
 
-YEARS = 50 * 365 * 86_400.0
+YEARS = 10 * 365 * 86_400.0
 
 moods: set[str] = set()
 """What goes wrong while a session is brought to its moment; nothing does when it is taken up again."""

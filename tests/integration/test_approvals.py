@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,9 +43,9 @@ def shared_fleet(
         yield fleet
 
 
-def call(fleet: Fleet, tool: str, **arguments: Any) -> Receipt:
+def call(fleet: Fleet, tool: str, *, agent: str = "careful", **arguments: Any) -> Receipt:
     step = {"calls": [{"name": tool, "arguments": arguments, "id": f"call_{tool}"}]}
-    return fleet.script(step, {"text": "done"}, agent="careful")
+    return fleet.script(step, {"text": "done"}, agent=agent)
 
 
 def question(fleet: Fleet, receipt: Receipt) -> Approval:
@@ -110,21 +112,172 @@ def test_a_flow_is_asked_about_too(shared_fleet: Fleet) -> None:
     assert "not today" in end(shared_fleet, receipt)[1]["error"]
 
 
-@pytest.mark.promise("F13")
+def verdict(fleet: Fleet, asked: Approval) -> Approval:
+    """The question once a worker has looked at the arguments that were proposed."""
+    wait_until(lambda: not fleet.client.approval(asked.id).is_proposed, 30, "a worker has looked at the arguments")
+    return fleet.client.approval(asked.id)
+
+
+def told(fleet: Fleet, receipt: Receipt) -> str:
+    """What the model was told of its one call."""
+    assert fleet.wait(receipt).output == "done"
+    (asked,) = [
+        {"role": "user", "content": each["text"]} for each in fleet.payloads(receipt.session_id, "user_message")
+    ]
+    messages = [body["messages"] for body in fleet.model_requests() if asked in body["messages"]][-1]
+    (result,) = [message["content"] for message in messages if message["role"] == "tool"]
+    return str(result)
+
+
+@pytest.mark.promise("F13", "F2")
 @pytest.mark.hazard(20)
 @pytest.mark.case("langchain-ai/langgraph#6533")
-def test_edited_arguments_are_validated_and_judged_again(shared_fleet: Fleet) -> None:
-    outcomes = {}
-    for edit in ({"to": "eve", "amount": 20}, {"to": "eve", "amount": 5_000}, {"to": "eve", "amount": "many"}):
-        receipt = call(shared_fleet, "pay", to="ann", amount=50)
-        shared_fleet.client.answer(question(shared_fleet, receipt).id, "approved", arguments=edit)
-        _, payload = end(shared_fleet, receipt)
-        outcomes[str(edit["amount"])] = payload.get("result") or payload["error"]
+@pytest.mark.parametrize(
+    ("tool", "arguments", "wrong", "said"),
+    [
+        ("pay", {"to": "typo", "amount": 50}, {"to": "e", "amount": "many"}, "amount: Input should be a valid integer"),
+        ("pay", {"to": "short", "amount": 50}, {"to": "eve"}, "amount: is required"),
+        ("pay", {"to": "rule", "amount": 50}, {"to": "eve", "amount": 5_000}, "a rule of the tool denies them"),
+        ("pay", {"to": "extra", "amount": 50}, {"to": "eve", "amount": 60, "when": 1}, "when: is no argument"),
+        ("batch", {"texts": []}, {"texts": "one"}, "texts: Input should be a valid array"),
+        ("scout", {"task": "look around"}, {"task": 7}, 'give {"task": "..."}'),
+    ],
+)
+def test_other_arguments_that_do_not_do_leave_the_question_open_and_it_says_why(
+    shared_fleet: Fleet, tool: str, arguments: dict[str, Any], wrong: dict[str, Any], said: str
+) -> None:
+    receipt = call(shared_fleet, tool, agent="wary" if tool == "scout" else "careful", **arguments)
+    asked = question(shared_fleet, receipt)
 
-    assert outcomes["20"] == "paid 20 to eve"
-    assert "denies" in outcomes["5000"]
-    assert "do not fit" in outcomes["many"]
-    assert shared_fleet.effects().count("pay eve 5000") == 0
+    given = shared_fleet.client.answer(asked.id, "approved", arguments=wrong, who="carol", comment="better")
+    open_still = verdict(shared_fleet, asked)
+
+    assert (given.accepted, given.approval.answer, given.approval.is_proposed) == (True, Answer.PENDING, True)
+    assert (open_still.answer, open_still.answer_by, open_still.comment) == (Answer.PENDING, asked.answer_by, None)
+    assert f"{asked.about}; the other arguments of carol do not do: " in open_still.about
+    assert said in open_still.about
+    assert open_still in shared_fleet.client.approvals()
+    assert health.without_mover(shared_fleet.database) == []
+    again = shared_fleet.client.answer(asked.id, "approved", arguments=wrong, who="dave")
+    assert (again.accepted, said in verdict(shared_fleet, asked).about) == (True, True)
+    assert "carol" not in shared_fleet.client.approval(asked.id).about
+
+    assert shared_fleet.client.answer(asked.id, "denied", who="ann").accepted
+    assert "ann denied it" in end(shared_fleet, receipt)[1]["error"]
+    answers = shared_fleet.payloads(receipt.session_id, "human_approval_answered")
+    assert [each["answer"] for each in answers] == ["pending", "pending", "denied"]
+    assert len(shared_fleet.payloads(receipt.session_id, "human_approval_requested")) == 3
+
+
+@pytest.mark.promise("F13", "F2")
+def test_other_arguments_that_do_are_the_answer_and_run_and_the_model_is_told_of_them(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay", to="ann", amount=51)
+    asked = question(shared_fleet, receipt)
+
+    shared_fleet.client.answer(
+        asked.id, "approved", arguments={"to": "frank", "amount": 21}, who="carol", comment="only what is due"
+    )
+
+    answered = verdict(shared_fleet, asked)
+    assert (answered.answer, answered.answered_by) == (Answer.APPROVED, "carol")
+    assert answered.used_at == answered.answered_at
+    _, payload = end(shared_fleet, receipt)
+    assert (payload["result"], payload["arguments"]) == ("paid 21 to frank", {"to": "frank", "amount": 21})
+    note, result = told(shared_fleet, receipt).splitlines()
+    assert note == (
+        'note: carol answered approved with these arguments instead: {"amount":21,"to":"frank"};'
+        " comment: only what is due"
+    )
+    assert result == "paid 21 to frank"
+    assert shared_fleet.effects().count("pay frank 21") == 1
+    assert shared_fleet.effects().count("pay ann 51") == 0
+
+
+def approve(fleet: Fleet, asked: Approval, arguments: str) -> subprocess.CompletedProcess[str]:
+    """`brainhands approve` with other arguments."""
+    return subprocess.run(
+        [sys.executable, "-m", "shared.cli.main", "approve", str(asked.id), "--arguments", arguments],
+        env=fleet.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.promise("F13")
+def test_the_command_to_approve_waits_until_other_arguments_count_or_says_what_is_wrong(shared_fleet: Fleet) -> None:
+    receipt = call(shared_fleet, "pay", to="ann", amount=56)
+    asked = question(shared_fleet, receipt)
+
+    refused = approve(shared_fleet, asked, '{"to": "gina", "amount": 5000}')
+    assert refused.returncode == 1
+    assert "not accepted, the question is open" in refused.stdout
+    assert "a rule of the tool denies them" in refused.stdout
+    assert f"brainhands approve {asked.id}" in refused.stdout
+    assert shared_fleet.client.approval(asked.id).answer is Answer.PENDING
+
+    taken = approve(shared_fleet, asked, '{"to": "gina", "amount": 23}')
+    assert (taken.returncode, taken.stdout) == (0, "answered approved\n")
+    assert end(shared_fleet, receipt)[1]["result"] == "paid 23 to gina"
+    assert shared_fleet.effects().count("pay gina 5000") == 0
+
+
+@pytest.mark.promise("F13")
+def test_a_comment_of_whoever_approves_or_reviews_reaches_the_model(shared_fleet: Fleet) -> None:
+    approved = call(shared_fleet, "pay", to="comment", amount=52)
+    shared_fleet.client.answer(question(shared_fleet, approved).id, "approved", who="carol", comment="the last one")
+    happened = call(shared_fleet, "wire_money", to="comment")
+    shared_fleet.client.answer(question(shared_fleet, happened).id, "happened", result="sent", comment="saw it")
+    silent = call(shared_fleet, "pay", to="silent", amount=53)
+    shared_fleet.client.answer(question(shared_fleet, silent).id, "approved", who="carol")
+    denied = call(shared_fleet, "pay", to="denied", amount=54)
+    shared_fleet.client.answer(question(shared_fleet, denied).id, "denied", who="carol", comment="no more")
+
+    assert told(shared_fleet, approved) == "note: carol answered approved; comment: the last one\npaid 52 to comment"
+    assert told(shared_fleet, happened) == "note: a person answered happened; comment: saw it\nsent"
+    assert told(shared_fleet, silent) == "paid 53 to silent"
+    assert told(shared_fleet, denied) == "error: not run: carol denied it: no more"
+
+
+@pytest.mark.promise("F13", "C12")
+@pytest.mark.hazard(20)
+def test_while_other_arguments_wait_for_a_worker_no_other_answer_counts_and_the_call_can_be_cancelled(
+    shared_fleet: Fleet, hands_child: list[Child]
+) -> None:
+    receipt = call(shared_fleet, "pay", to="stopped", amount=55)
+    asked = question(shared_fleet, receipt)
+    other = {"to": "stopped", "amount": 22}
+    hands_child[0].kill(signal.SIGSTOP)
+    try:
+        first = shared_fleet.client.answer(asked.id, "approved", arguments=other, who="carol")
+        again = shared_fleet.client.answer(asked.id, "approved", arguments=other, who="carol")
+        late = shared_fleet.client.answer(asked.id, "denied", who="dave")
+        shared_fleet.client.cancel(submission=receipt.submission_id)
+    finally:
+        hands_child[0].kill(signal.SIGCONT)
+
+    assert (first.accepted, again.accepted, late.accepted) == (True, True, False)
+    assert shared_fleet.wait(receipt).outcome is Outcome.CANCELLED
+    assert shared_fleet.client.approval(asked.id).answer is Answer.CANCELLED
+    assert not [line for line in shared_fleet.effects() if line.startswith("pay stopped")]
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.hazard(20)
+def test_other_arguments_that_no_worker_took_in_time_lapse_like_any_approval(
+    shared_fleet: Fleet, hands_child: list[Child]
+) -> None:
+    receipt = call(shared_fleet, "pay_now", to="tuesday")
+    asked = question(shared_fleet, receipt)
+    hands_child[0].kill(signal.SIGSTOP)
+    given = shared_fleet.client.answer(asked.id, "approved", arguments={"to": "wednesday"}).approval
+    _wait_for_clock_after(shared_fleet, given)
+    hands_child[0].kill(signal.SIGCONT)
+
+    assert "not used in time" in end(shared_fleet, receipt)[1]["error"]
+    assert shared_fleet.client.approval(asked.id).used_at is None
+    assert not {"pay_now tuesday", "pay_now wednesday"} & set(shared_fleet.effects())
 
 
 @pytest.mark.promise("F13")

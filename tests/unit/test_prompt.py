@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, call_ids, rend
 from deploy.demo.model_server import transcript_problem
 from shared.model.event import (
     ContextCompacted,
+    HumanApprovalAnswered,
+    HumanApprovalRequested,
     ModelCall,
     ModelError,
     ModelInterrupted,
@@ -343,6 +346,62 @@ def test_behind_a_cut_in_the_middle_of_a_turn_the_users_words_stay() -> None:
 
     assert [message["role"] for message in said] == ["user", "assistant", "tool"]
     assert said[0]["content"].endswith("\n\ndo it")
+
+
+def question(call_id: str | None, approval: str = "q") -> HumanApprovalRequested:
+    return HumanApprovalRequested(
+        **told(call_id),
+        approval=approval,
+        question="approval",
+        about="a rule asks",
+        answer_by=datetime(2026, 10, 1, tzinfo=UTC),
+        default_answer="denied",
+    )
+
+
+def answered(answer: str, approval: str = "q", **said: Any) -> HumanApprovalAnswered:
+    return HumanApprovalAnswered(approval=approval, question="approval", answer=answer, **said)
+
+
+@pytest.mark.promise("F13")
+@pytest.mark.parametrize(
+    ("answers", "notes"),
+    [
+        ([answered("approved")], []),
+        ([answered("approved", answered_by="ann")], []),
+        ([answered("approved", answered_by="ann", comment="go")], ["note: ann answered approved; comment: go"]),
+        (
+            [answered("approved", edited_arguments={"b": 1, "a": "é"})],
+            ['note: a person answered approved with these arguments instead: {"a":"é","b":1}'],
+        ),
+        (
+            [answered("pending", edited_arguments={"a": 1}, comment="try"), answered("approved", comment="well")],
+            ["well"],
+        ),
+        ([answered("happened", comment="seen")], ["note: a person answered happened; comment: seen"]),
+        ([answered("did_not_happen", comment="no")], ["note: a person answered did not happen; comment: no"]),
+        ([answered("approved", comment="sent")], []),
+        ([answered("approved", approval="of another call", comment="go")], []),
+    ],
+)
+def test_what_people_changed_and_said_on_the_way_stands_before_the_result(
+    answers: list[HumanApprovalAnswered], notes: list[str]
+) -> None:
+    said = messages(user(), output(call("a"), call("b")), question("a"), *answers, success("a"), success("b"))
+
+    *before, result = said[2]["content"].splitlines()
+    assert result == "sent"
+    assert len(before) == len(notes)
+    assert all(line.endswith(note) for line, note in zip(before, notes, strict=True))
+    assert said[3]["content"] == "sent"
+
+
+@pytest.mark.promise("F13", "I3")
+def test_what_a_person_said_about_a_call_is_gone_once_it_is_redacted() -> None:
+    events = log(user(), output(call("a")), question("a"), answered("approved", comment="private"), success("a"))
+
+    assert [message["content"] for message in redacted(events, 4)][-1] == "sent"
+    assert [message["content"] for message in redacted(events, 3)][-1] == "sent"
 
 
 @pytest.mark.promise("F6", "E10")
