@@ -165,8 +165,8 @@ def not_in_both(found: Sequence[Part], readers: Mapping[str, Collection[str]]) -
                 Finding(
                     check="workers",
                     subject=f"queue {pool}",
-                    problem=f"{len(reading)} workers take hints from it ({', '.join(reading)}), and {len(living)} of"
-                    " them are on the register: the others drop what they take, and tasks wait for the next hint",
+                    problem=f"workers that take hints from it: {len(reading)} ({', '.join(reading)}), of these on the"
+                    f" register: {len(living)}; the others drop what they take, and tasks wait for the next hint",
                     next_step="such a worker cannot reach this Postgres, failed at its start, or is not one of"
                     " brainhands: read its log, mend DATABASE_URL there, or stop it",
                 )
@@ -176,8 +176,8 @@ def not_in_both(found: Sequence[Part], readers: Mapping[str, Collection[str]]) -
                 Finding(
                     check="workers",
                     subject=f"pool {pool}",
-                    problem=f"{len(staying)} workers are alive (seen in Postgres), and {len(reading)} of them take"
-                    " hints from Redis",
+                    problem=f"workers that are alive (seen in Postgres): {len(staying)}, of these that take hints from"
+                    f" Redis: {len(reading)}",
                     next_step="the others cannot reach Redis, or have stopped to read: read their logs, mend REDIS_URL"
                     " there, and start them again: " + ", ".join(f"{part.host} process {part.pid}" for part in staying),
                 )
@@ -192,7 +192,7 @@ def failed_model_calls(database: Database) -> list[Finding]:
         Finding(
             check="model",
             subject=f"agent {row['agent']}",
-            problem=f"{row['calls']} model calls failed in the last {LATELY_MINUTES} minutes, the last in session"
+            problem=f"model calls that failed in the last {LATELY_MINUTES} minutes: {row['calls']}, the last in session"
             f" {row['session']}: {row['error']}",
             next_step=_mend_calls(row["status"]),
         )

@@ -200,11 +200,22 @@ def test_documents_are_shown_as_they_are_and_as_they_were(system: System) -> Non
         assert system.run("document", session, *wrong, status=2) == ""
 
 
+@pytest.mark.promise("D5")
+def test_doctor_finds_nothing_in_a_system_that_works(system: System) -> None:
+    for number in range(5):
+        system.json("submit", "echo", f"echo {number}")
+    assert system.json("doctor") == [{"ok": True, "findings": []}]
+    assert system.run("doctor") == "ok: nothing is wrong\n"
+
+
 def test_a_failed_outcome_is_shown_and_exits_with_one(system: System) -> None:
     script = json.dumps({"script": [{"fault": "insufficient_quota"}]})
     *_, done = system.json("submit", "echo", script, "--follow", status=1)
     assert done["outcome"] == "failed"
     assert done["error"]
+    ((finding,),) = [report["findings"] for report in system.json("doctor", status=1)]
+    assert (finding["check"], finding["subject"]) == ("model", "agent echo")
+    assert done["session_id"] in finding["problem"]
 
 
 def test_watch_follows_a_session_and_ends_quietly_on_ctrl_c(system: System, tmp_path: Path) -> None:
@@ -227,14 +238,6 @@ def test_watch_follows_a_session_and_ends_quietly_on_ctrl_c(system: System, tmp_
         assert watching.wait() == 130
         seen = [json.loads(line) for line in watching.output.splitlines()]
     assert [event["seq"] for event in seen] == list(range(3, len(seen) + 3))
-
-
-@pytest.mark.promise("D5")
-def test_doctor_finds_nothing_in_a_system_that_works(system: System) -> None:
-    for number in range(5):
-        system.json("submit", "echo", f"echo {number}")
-    assert system.json("doctor") == [{"ok": True, "findings": []}]
-    assert system.run("doctor") == "ok: nothing is wrong\n"
 
 
 def test_batch_work_is_taken_as_such_and_a_pool_without_work_has_nothing_due(system: System) -> None:

@@ -206,12 +206,17 @@ def parked(fleet: Fleet) -> Iterator[None]:
 
 
 STATES: dict[str, tuple[State, int, str, str]] = {
-    "a worker that eats hints": (stranger, 1, "2 workers take hints from it", "cannot reach this Postgres"),
-    "a pool that nobody reads for": (deaf, 1, "0 of them take hints", "start them again"),
-    "a worker without Redis": (cut_off, 1, "1 workers are alive (seen in Postgres), and 0", "mend REDIS_URL there"),
+    "a worker that eats hints": (stranger, 1, "on the register: 1", "cannot reach this Postgres"),
+    "a pool that nobody reads for": (deaf, 1, "take hints from Redis: 0", "start them again"),
+    "a worker without Redis": (
+        cut_off,
+        1,
+        "alive (seen in Postgres): 1, of these that take hints from Redis: 0",
+        "mend REDIS_URL there",
+    ),
     "a relay that died just now": (lost_relay, 1, "did not say that it ends; 1 of pool relay", "start it again"),
     "a misspelt agent": (misspelt, 1, "no live worker offers agent:workr", "did you mean agent:worker?"),
-    "a provider that refuses": (refused, 1, "3 model calls failed in the last 10 minutes", "quota is used up"),
+    "a provider that refuses": (refused, 1, "model calls that failed in the last 10 minutes: 3", "quota is used up"),
     "hints that were set aside": (parked, 1, "(and 4 more tasks like it)", "read the log of the relay"),
 }
 
