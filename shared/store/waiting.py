@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from sqlalchemy import ARRAY, Integer, any_, bindparam, or_, select
+from sqlalchemy import ARRAY, Integer, any_, bindparam, literal_column, or_, select
 
 from shared.kernel import background, compat
 from shared.kernel.intake import GENERATION
 from shared.model.approval import Approval, Question
 from shared.model.json import canonical
+from shared.model.signal import OF_PEOPLE
 from shared.model.submission import Submission, SubmissionStatus
 from shared.model.task import Status, Task
 from shared.store import rows, workers
@@ -20,11 +21,16 @@ from shared.store.slots import TENANT_SLOT
 from shared.store.tables import approvals, outbox, tasks
 from shared.store.tables import workers as registered
 
+MOST_TASKS = 500
+"""Open tasks of a session that are looked at, the oldest first."""
+MOST_REASONS = 10
+
 _PROCESSES = (registered.c.pid, registered.c.parent_pid)
 OPEN_TASKS = Statement(
     select(tasks)
     .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != Status.DONE)
     .order_by(tasks.c.id)
+    .limit(literal_column(str(MOST_TASKS)))
 )
 LIMITED = Statement(
     select(outbox.c.task_id, outbox.c.awaits).where(
@@ -36,8 +42,6 @@ ASKED = Statement(
     .where(approvals.c.session_id == bindparam("session_id"), approvals.c.answer == "pending")
     .order_by(approvals.c.asked_at, approvals.c.id)
 )
-
-
 AT_WORK = Statement(
     select(tasks)
     .join(registered, registered.c.id == tasks.c.worker_id)
@@ -50,7 +54,10 @@ AT_WORK = Statement(
 
 
 def reasons(database: Database, submission: Submission) -> list[str]:
-    """What it waits for: a worker, a tool, a person, a signal, a limit, a retry, or what runs. None if it is done."""
+    """What it waits for: a worker, a tool, a person, a signal, a limit, a retry, or what runs.
+
+    Equal reasons are one, and of more than ten the number is said. Empty if it is done.
+    """
     if submission.status is SubmissionStatus.DONE:
         return []
     session = submission.session_id
@@ -61,11 +68,15 @@ def reasons(database: Database, submission: Submission) -> list[str]:
     own = [task for task in open_tasks if task.submission_id == submission.id]
     questions = {approval.task_id: approval for approval in map(rows.approval, asked.rows)}
     awaits = {row["task_id"]: row["awaits"] for row in limited.rows}
-    told = [
+    found = [
         _of_person(questions[task.id]) if task.id in questions else _of_task(task, awaits.get(task.id, []), live.rows)
         for task in own or open_tasks
     ]
-    return [*([] if own else ["the work before it in its session"]), *filter(None, told)]
+    told = list(dict.fromkeys(reason for reason in found if reason is not None))
+    if not own:
+        told.insert(0, "the work before it in its session")
+    more = len(told) - MOST_REASONS
+    return [*told[:MOST_REASONS], *([f"{more} more"] if more > 0 else [])]
 
 
 def at_work(database: Database, pids: Iterable[int]) -> list[str]:
@@ -110,7 +121,7 @@ def _of_task(task: Task, awaits: list[str], live: list[Row]) -> str | None:
             return _of_pending(name, task, live)
         case Status.SLEEPING:
             return _of_sleeper(name, task)
-        case Status.WAITING if task.signal_name is not None and task.wake_at is not None:
+        case Status.WAITING if task.signal_name and task.wake_at and not task.signal_name.startswith(OF_PEOPLE):
             key = ["--key", task.signal_key] if task.signal_key else []
             sent = shlex.join(["brainhands", "signal", str(task.session_id), task.signal_name, *key])
             return f"a signal for {name}, until {_moment(task.wake_at)}: `{sent}`"

@@ -100,6 +100,20 @@ def test_a_question_to_a_person_comes_with_the_command_to_answer_it_for_each_inp
     assert (ahead, second) == ("the work before it in its session", first)
 
 
+def test_many_that_wait_for_the_same_are_told_once_and_many_reasons_are_counted(stage: Stage) -> None:
+    receipt = stage.submit()
+    tasks = [stage.add(receipt.session_id) for _ in range(15)]
+    stage.sql("UPDATE brainhands.tasks SET submission_id = %s", receipt.submission_id)
+    alike = stage.client.waits_for(receipt.submission_id)
+    for number, task in enumerate(tasks):
+        stage.sql("UPDATE brainhands.tasks SET blocked = %s WHERE id = %s", f"reason {number}", task)
+
+    apart = stage.client.waits_for(receipt.submission_id)
+
+    assert len(alike) == 1
+    assert (len(apart), apart[-1]) == (11, "6 more")
+
+
 @pytest.mark.parametrize("within", [False, True])
 def test_an_agent_that_nobody_offers_is_warned_of_with_what_was_meant_and_accepted(stage: Stage, within: bool) -> None:
     stage.database.run(workers.see(brain(Offer(name=f"agent:{AGENT}", low=1, high=1))))
