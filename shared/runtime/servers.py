@@ -43,7 +43,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shared.errors import BrainhandsError, ServerUnavailable
+from shared.errors import BrainhandsError, ServerUnavailable, SettingsError
 from shared.runtime.settings import ServerChoice, libpq_url, servers_file
 
 OLDEST_POSTGRES = 14
@@ -91,9 +91,12 @@ def start_servers(
 
     An address of this home's own servers, as `brainhands env` gave it to the shell, counts as not given.
 
-    Raises BrainhandsError where another process runs them, ServerUnavailable where they cannot be started.
+    Raises BrainhandsError where another process runs them, ServerUnavailable where they cannot be started, and
+    SettingsError for what cannot be a home.
     """
     home = home.absolute()
+    if not str(home).isprintable():
+        raise SettingsError("BRAINHANDS_HOME", f"{str(home)!r} has line breaks or control characters")
     _make_home(home)
     with ExitStack() as started:
         _lock_home(home, started)
@@ -112,10 +115,19 @@ def start_servers(
 
 
 def _make_home(home: Path) -> None:
-    if home.exists():
+    if home.is_dir():
         return
-    home.mkdir(mode=0o711, parents=True)
+    _make(home, mode=0o711)
     (home / ".gitignore").write_text("# Data and passwords of this machine.\n*\n")
+
+
+def _make(folder: Path, *, mode: int) -> Path:
+    """The folder, made if it is not there. Raises SettingsError."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError("BRAINHANDS_HOME", f"{folder} cannot be made: {error.strerror}") from None
+    return folder
 
 
 def _lock_home(home: Path, held: ExitStack) -> None:
@@ -244,8 +256,7 @@ class Postgres:
 def start_postgres(home: Path, binaries: Path | None = None) -> Postgres:
     """Starts the Postgres cluster of a home, made on first use, with the programs in `binaries`. Raises
     ServerUnavailable."""
-    folder = home.absolute() / "postgres"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = _make(home.absolute() / "postgres", mode=0o700)
     postgres = Postgres(folder, binaries or postgres_binaries("auto"))
     postgres.start()
     return postgres
@@ -312,7 +323,7 @@ class Redis:
             account=Account(),
             log=self._folder / "server.log",
             stop_signal=signal.SIGTERM,
-            text=f"bind 127.0.0.1\nport {self.port}\nrequirepass {self._password}\ndir {self._folder}\n"
+            text=f"bind 127.0.0.1\nport {self.port}\nrequirepass {self._password}\ndir {_quoted(self._folder)}\n"
             'save ""\nappendonly no\nmaxmemory-policy noeviction\n',
         )
         self._server.wait_until(self._answers)
@@ -348,10 +359,14 @@ class Redis:
             return False
 
 
+def _quoted(path: Path) -> str:
+    """A path as Redis reads it in its configuration, where spaces and quotes end a word."""
+    return '"' + "".join(f"\\x{each:02x}" for each in bytes(path)) + '"'
+
+
 def start_redis(home: Path, binary: Path | None = None) -> Redis:
     """Starts an empty Redis for a home with the program `binary`. Raises ServerUnavailable."""
-    folder = home.absolute() / "redis"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = _make(home.absolute() / "redis", mode=0o700)
     server = Redis(folder, binary or redis_binary("auto"))
     server.start()
     return server
