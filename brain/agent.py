@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from brain.models.timeouts import Timeouts
-from shared.errors import BadDefinition, NotStorable
+from shared.errors import BadDefinition, Incompatible, NotStorable
 from shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
 from shared.model.json import clean
 from shared.model.prices import MAX_USD, Prices, Usd
@@ -144,11 +144,19 @@ Agents: TypeAlias = Mapping[tuple[str, int], Agent]
 
 
 def agent_of(agents: Agents, name: str, version: int | None) -> Agent:
-    """The agent in a version, or the oldest that goes on with that one; the newest where none is pinned yet."""
+    """The agent in a version, or the oldest that goes on with that one; the newest where none is pinned yet.
+
+    Raises Incompatible where there is none.
+    """
     versions = sorted((each for each in agents.values() if each.name == name), key=lambda each: each.version)
+    fitting = [each for each in versions if version is None or each.oldest <= version <= each.version]
+    if not fitting:
+        raise Incompatible(
+            f"agent {name} is not here" + ("" if version is None else f" in a form of version {version}")
+        )
     if version is None:
-        return versions[-1]
-    return agents.get((name, version)) or next(each for each in versions if each.oldest <= version <= each.version)
+        return fitting[-1]
+    return agents.get((name, version)) or fitting[0]
 
 
 def _one_line(invalid: ValidationError) -> str:

@@ -34,6 +34,7 @@ from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
 from shared.engine.run import Run
+from shared.errors import Incompatible
 from shared.kernel import calls, intake
 from shared.kernel.background import HANDLE
 from shared.kernel.backoff import backoff_seconds
@@ -220,6 +221,8 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     agent = agent_of(agents, request.agent, request.agent_version)
     events = read_context(run.database, task, request.cutoff)
     published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
+    if missing := [tool for tool in request.tools if (tool.name, tool.version) not in published]:
+        raise Incompatible(f"the catalogue has no tool {missing[0].name}@{missing[0].version}, which is in the request")
     specs = [published[tool.name, tool.version] for tool in request.tools]
     rendered = prompt.render(events, request, specs)
     in_background = ended is not None or agent.background

@@ -255,6 +255,11 @@ class Draft:
             attempt = replace(new.attempt, deadline=deadline or new.attempt.deadline)
             self._attempts[owned.id, owned.fence] = NewAttempt(attempt=attempt, step=step, ended=deadline is None)
 
+    def record_end(self, owned: Task) -> None:
+        """Note in the attempt of `owned` that it ends with no step, and not by the end of its process."""
+        ended = AttemptStep(task_id=owned.id, fence=owned.fence, step=None, progress=None, deadline=None)
+        self._attempt_steps.append(ended)
+
     def finish(self, task: Task, outcome: Outcome, *, result: Json = None, error: str | None = None) -> None:
         """Decide the task's outcome; it is done now, or completing until the work it owns has ended."""
         self._finishing[task.id] = (outcome, result, error)

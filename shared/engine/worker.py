@@ -8,7 +8,6 @@ once is claimed in a commit of its own, so that an attempt which kills the proce
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from functools import partial
 
 from shared.bus.bell import Bell
 from shared.engine import blocking, endings, steps
+from shared.engine.company import Company
 from shared.engine.definition import Kind, Phase, Registry, Step
 from shared.engine.draft import Draft, Origin
 from shared.engine.keeper import Keeper
@@ -41,10 +41,6 @@ log = logger("worker")
 
 THEIRS = (*TRANSIENT, ServerUnavailable, Unsettled)
 """Errors that are not the phase's: Postgres is away, and the lease decides what becomes of the task."""
-
-
-CRASHES_BEFORE_ALONE = 2
-RESERVED_SECONDS = 10.0
 
 
 class _MustEnd(Exception):
@@ -82,7 +78,7 @@ class Worker:
         self.keeper = Keeper(database_url, info, lease_seconds=lease_seconds, ends_process=ends_process)
         self._busy: set[TaskId] = set()
         self._busy_lock = threading.Lock()
-        self._reserved_until = 0.0
+        self._company = Company()
 
     def advance(self, hinted: Iterable[tuple[TaskId, SessionId]]) -> None:
         """Take each hinted task as far as this worker can; whatever fails is left to its lease and the sweep."""
@@ -100,30 +96,17 @@ class Worker:
                 self._leave(task_id)
 
     def _enter(self, task_id: TaskId) -> bool:
-        """A second hint for a task that this process is at does nothing, nor does any beside a task that runs alone."""
+        """A second hint for a task that this process is at does nothing."""
         with self._busy_lock:
-            if task_id in self._busy or (self._busy and time.monotonic() < self._reserved_until):
+            if task_id in self._busy:
                 return False
             self._busy.add(task_id)
             return True
 
-    def _may_share(self, task: Task) -> bool:
-        """A task that was in two crashes runs only where nothing else does, so that it takes no neighbour with it.
-
-        A process that is not empty takes nothing new for a while, so that the next hint finds it so.
-        """
-        if task.phase_attempts < CRASHES_BEFORE_ALONE:
-            return True
-        with self._busy_lock:
-            alone = len(self._busy) == 1
-            self._reserved_until = math.inf if alone else time.monotonic() + RESERVED_SECONDS
-        return alone
-
     def _leave(self, task_id: TaskId) -> None:
         with self._busy_lock:
             self._busy.discard(task_id)
-            if self._reserved_until == math.inf:
-                self._reserved_until = 0.0
+        self._company.leave(task_id)
 
     def _advance(self, task_id: TaskId) -> None:
         look = reads.look(self.database, task_id)
@@ -133,7 +116,7 @@ class Worker:
         if not fits or self.info.host in look.task.refused_by:
             self._put_off(look.task.id, look.log_format)
             return
-        if not self._may_share(look.task):
+        if not self._company.admits(look.task, self.database):
             return
         try:
             task = self._claim(look)
@@ -175,7 +158,7 @@ class Worker:
         `early` lets a phase that only decides share the claim's commit. Raises Incompatible, having claimed nothing.
         """
         kind = self._registry.kind(look.task)
-        found = kind.read(look.task)
+        found, began = kind.read(look.task), time.monotonic()
         phase = kind.phases[found.phase]
         step = self._decide_early(replace(look, task=found), phase) if early else None
 
@@ -190,7 +173,11 @@ class Worker:
             return draft.freeze() if self._limits.take(draft, task.id) else None
 
         commit = self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
-        return None if commit is None else self._keep(commit)
+        if commit is None:
+            return None
+        if step is not None:
+            _tell(commit, look.task, began)
+        return self._keep(commit)
 
     def _decide_early(self, look: reads.Look, phase: Phase) -> Step | None:
         """On a first hint, a phase that only decides runs before the claim and shares its commit."""
@@ -200,45 +187,50 @@ class Worker:
 
     def _step(self, task: Task) -> Task | None:
         """Run the present phase of an owned task and commit what it came to; the task to go on with, if any."""
-        step = None
+        step, began = None, time.monotonic()
         try:
             kind = self._registry.kind(task)
             found = kind.read(task)
             phase, run = kind.phases[found.phase], self._run(found)
             step = phase.run(run)
             run.end()
-            return self._store(task, kind, phase, run, step)
+            return self._store(task, kind, phase, run, step, began=began)
         except THEIRS:
             raise
         except Exception as error:
             if isinstance(error, Incompatible) and (step is None or not recovery.effect_is_unknown(task)):
                 log.warning("task_blocked", task=task.id, kind=task.kind, reason=type(error).__name__)
                 block = partial(blocking.block, task=task, problem=error, host=self.info.host)
-                return self._commit(task, block, None)
+                return self._commit(task, block, None, began=began)
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
             reason = told(error)[:500]
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
-            return self._commit(task, end, None)
+            return self._commit(task, end, None, began=began)
 
-    def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: Step) -> Task | None:
+    def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: Step, *, began: float) -> Task | None:
         """Commit what a phase came to, with the least content if the store does not take all of it."""
         move = partial(self._move, owned=task, kind=kind, step=step, run=run)
         try:
             # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
-            return self._commit(task, move, step, any_format=not phase.pinned)
+            return self._commit(task, move, step, began=began, any_format=not phase.pinned)
         except (*THEIRS, Incompatible):
             raise
         except Exception:
             if step.instead is None:
                 raise
             log.exception("content_not_stored", task=task.id, kind=task.kind, phase=task.phase)
-            return self._store(task, kind, phase, run, replace(step, decide=step.instead, instead=None))
+            instead = replace(step, decide=step.instead, instead=None)
+            return self._store(task, kind, phase, run, instead, began=began)
 
     def _commit(
-        self, task: Task, decide: Callable[[Draft], None], step: Step | None, *, any_format: bool = True
+        self, task: Task, decide: Callable[[Draft], None], step: Step | None, *, began: float, any_format: bool = True
     ) -> Task | None:
+        """Store what became of a phase that began then; without a `step` the attempt ends, and that is no crash."""
+
         def fill(view: View) -> Commit:
             draft = Draft(view, self._origin, any_format=any_format)
+            if step is None:
+                draft.record_end(task)
             try:
                 decide(draft)
             except _MustEnd as unfinished:
@@ -257,6 +249,7 @@ class Worker:
             self.keeper.drop(task.id, task.fence)
             return None
         assert commit is not None
+        _tell(commit, task, began)
         onward = self._keep(commit)
         if onward is None or onward.id != task.id:
             self.keeper.drop(task.id, task.fence)
@@ -326,6 +319,20 @@ class Worker:
                 return draft.freeze()
 
             self._ledger.apply(task.session_id, [], fill, seconds=self._lease_seconds)
+
+
+def _tell(commit: Commit, task: Task, began: float) -> None:
+    """One line for each step of work: where it left its task, and how long it took."""
+    after = next((change.after for change in commit.changes if change.after.id == task.id), task)
+    log.info(
+        "step",
+        session=task.session_id,
+        task=task.id,
+        kind=task.kind,
+        phase=task.phase,
+        outcome=after.outcome or after.status,
+        seconds=round(time.monotonic() - began, 3),
+    )
 
 
 def _as_looked_at(view: View, look: reads.Look) -> bool:

@@ -48,7 +48,7 @@ class AttemptStep:
 
     task_id: TaskId
     fence: int
-    step: int
+    step: int | None
     progress: str | None
     """Text shown so far; None leaves what is stored."""
     deadline: datetime | None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ARRAY, BigInteger, Double, Uuid, bindparam, func, select, update
+from sqlalchemy import ARRAY, BigInteger, Double, Integer, Uuid, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import JSON
 
 from shared.model.ids import TaskId
 from shared.model.json import Json, canonical
-from shared.model.task import Attempt
+from shared.model.task import Attempt, Task
 from shared.store import rows
 from shared.store.database import Call, Database, Statement
-from shared.store.tables import attempts, tasks
+from shared.store.tables import attempts, outbox, tasks
 
 PROGRESS_LIMIT = 65_536
 """Characters of progress that are kept, the newest."""
@@ -80,6 +80,23 @@ WRITE_LATE_RESULT = Statement(
     )
     .values(late_result=bindparam("result", type_=JSON))
 )
+_LATEST = (
+    select(attempts.c.ended_at)
+    .where(attempts.c.task_id == bindparam("attempt_task"))
+    .order_by(attempts.c.fence.desc())
+    .limit(bindparam("claims", type_=Integer))
+    .subquery()
+)
+CRASHES = Statement(
+    select(
+        select(func.count())
+        .select_from(_LATEST)
+        .where(_LATEST.c.ended_at.is_(None))
+        .scalar_subquery()
+        .label("crashes"),
+        func.extract("epoch", func.clock_timestamp() - outbox.c.created_at).label("waited"),
+    ).where(outbox.c.task_id == bindparam("attempt_task"))
+)
 OF_TASK = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
 
 
@@ -109,6 +126,15 @@ def write_progress(task_id: TaskId, fence: int, progress: str) -> Call:
 def write_late_result(task_id: TaskId, fence: int, result: Json) -> Call:
     """Keeps, as evidence in the attempt's own row, a result whose commit was refused."""
     return WRITE_LATE_RESULT(attempt_task=task_id, attempt_fence=fence, result=canonical(result))
+
+
+def crashes(database: Database, task: Task) -> tuple[int, float]:
+    """How many of the present phase's claims took their process along, and how many seconds a pending task waits.
+
+    Such a claim ended with its lease; every other end of a claim is in the attempt's row.
+    """
+    (result,) = database.run(CRASHES(attempt_task=task.id, claims=task.phase_attempts))
+    return (0, 0.0) if result.first is None else (result.first["crashes"], float(result.first["waited"]))
 
 
 def of_task(database: Database, task_id: TaskId) -> list[Attempt]:

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 import psycopg
-from sqlalchemy import ARRAY, Boolean, Double, Text, Uuid, any_, bindparam, case, delete, func, insert, update
+from sqlalchemy import ARRAY, Boolean, Double, Integer, Text, Uuid, any_, bindparam, case, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
 from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
@@ -188,7 +188,7 @@ STEP_ATTEMPT = Statement(
     update(attempts)
     .where(attempts.c.task_id == bindparam("attempt_task"), attempts.c.fence == bindparam("attempt_fence"))
     .values(
-        step=bindparam("step"),
+        step=func.coalesce(bindparam("step", type_=Integer), attempts.c.step),
         deadline=func.coalesce(bindparam("phase_deadline", type_=attempts.c.deadline.type), attempts.c.deadline),
         progress=func.coalesce(bindparam("shown", type_=Text), attempts.c.progress),
         ended_at=_ENDED_AT,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from brain.agent import Agent
+from brain.agent import Agent, agent_of
 from brain.loading import agents_in
-from shared.errors import BadDefinition
+from shared.errors import BadDefinition, Incompatible
 
 WriteModule = Callable[[str], str]
 numbers = itertools.count()
@@ -109,3 +109,13 @@ def test_two_different_agents_of_one_name_and_version_are_refused(write_module: 
 def test_a_missing_module_is_named() -> None:
     with pytest.raises(BadDefinition, match="no_such_module_of_agents"):
         agents_in(["no_such_module_of_agents"])
+
+
+@pytest.mark.promise("H8")
+@pytest.mark.parametrize(("name", "version"), [("writer", 1), ("writer", 4), ("reader", 2), ("reader", None)])
+def test_an_agent_that_is_not_here_in_a_fitting_version_blocks_what_asks_for_it(name: str, version: int | None) -> None:
+    writer = Agent(name="writer", instructions="Write.", version=3, oldest=2)
+
+    with pytest.raises(Incompatible, match=name):
+        agent_of({("writer", 3): writer}, name, version)
+    assert agent_of({("writer", 3): writer}, "writer", 2) is writer
