@@ -18,7 +18,6 @@ from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, read_entry, task_name, write_hints
 from shared.model.ids import TaskId
 from shared.runtime.logs import logger
-from shared.runtime.outage import Outage
 from shared.store.database import Row
 
 log = logger("publisher")
@@ -41,7 +40,7 @@ class Publisher:
         transport.use(self._app)
         self._redis = connect(redis_url, timeout=3.0)
         self._refused: set[str] = set()
-        self.outage = Outage(log, "broker", redis_url)
+        self.outage = transport.outage_of(redis_url)
         self._connection: Any = None
         self._producer: Any = None
 

@@ -25,6 +25,10 @@ ONE_LINE_A_MESSAGE = ("celery.worker.strategy", "celery.app.trace", "httpx2")
 logging.getLogger("brainhands").addHandler(logging.NullHandler())  # in a program that configures no logs, it is silent
 
 
+ONE_LINE_A_TRY = ("celery.worker.consumer.consumer",)
+"""Libraries that log each try to connect; the transport logs when the broker went and when it was back."""
+
+
 class EventLogger:
     """Logs named events with fields; fields never hold prompts, arguments, results or secrets."""
 
@@ -66,6 +70,8 @@ def configure_logs(process: str) -> None:
     root.setLevel(chosen.log_level)
     for name in ONE_LINE_A_MESSAGE:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ONE_LINE_A_TRY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class TextLines(logging.Formatter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -125,4 +125,54 @@ def test_workers_whose_redis_sockets_went_dead_without_a_word_come_back(fleet: F
 
     finish(fleet, runs, 90)
     assert doubled(fleet.effects()) == missing(fleet.effects(), runs, *EFFECTS) == []
+    assert nothing_is_parked(fleet)
+
+
+SET_LEAST = ["CONFIG", "SET", "min-replicas-to-write"]
+REFUSALS = {
+    "a replica of nobody": (["REPLICAOF", LOOPBACK, "9"], ["REPLICAOF", "NO", "ONE"]),
+    "too few replicas": ([*SET_LEAST, "1"], [*SET_LEAST, "0"]),
+    "full": (["CONFIG", "SET", "maxmemory", "1"], ["CONFIG", "SET", "maxmemory", "0"]),
+    "another password": (["CONFIG", "SET", "requirepass", "other"], ["CONFIG", "SET", "requirepass", ""]),
+}
+
+
+@contextmanager
+def refusing(redis_url: str, why: str) -> Iterator[None]:
+    """Redis answers, and refuses what workers ask of it."""
+    refuse, relent = REFUSALS[why]
+    with redis.Redis.from_url(redis_url) as client:
+        client.execute_command(*refuse)
+        try:
+            if why == "another password":
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            yield
+        finally:
+            client.execute_command(*relent)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("H4", "H13")
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_redis_that_answers_and_refuses_is_a_pause_for_relay_and_workers(fleet: Fleet, why: str) -> None:
+    parts = [fleet.relay(), fleet.brain(), fleet.hands(slots=2)]
+    fleet.wait_for_workers(brain=1, hands=2, relay=1)
+    runs = start_runs(fleet, 4)
+    wait_for_results(fleet, 1)
+
+    with refusing(fleet.redis_url, why):
+        late = start_runs(fleet, 4, name="late")
+        parts[0].wait_for_line("broker_away")
+        if why != "full":  # then workers can still take what there is
+            for part in parts[1:]:
+                part.wait_for_line("broker_away")
+
+    finish(fleet, runs | late, 90)
+    for part in parts:
+        assert part.returncode is None
+        assert "Unrecoverable" not in part.output
+        assert part.output.count("broker_away") == part.output.count("broker_back") <= 3
+        if "broker_away" in part.output:
+            assert "seconds=" in part.wait_for_line("broker_back")
+    assert doubled(fleet.effects()) == missing(fleet.effects(), runs | late, *EFFECTS) == []
     assert nothing_is_parked(fleet)

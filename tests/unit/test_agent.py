@@ -114,7 +114,7 @@ def test_a_missing_module_is_named() -> None:
 @pytest.mark.promise("H8")
 @pytest.mark.parametrize(("name", "version"), [("writer", 1), ("writer", 4), ("reader", 2), ("reader", None)])
 def test_an_agent_that_is_not_here_in_a_fitting_version_blocks_what_asks_for_it(name: str, version: int | None) -> None:
-    writer = Agent(name="writer", instructions="Write.", version=3, oldest=2)
+    writer = Agent(name="writer", instructions="Write.", version=3, continues=2)
 
     with pytest.raises(Incompatible, match=name):
         agent_of({("writer", 3): writer}, name, version)
