@@ -28,6 +28,12 @@ def readers(redis_url: str) -> dict[str, set[str]]:
     finally:
         app.close()
     for node, queues in answers.items():
-        for queue in queues:
-            found.setdefault(str(queue["name"]), set()).add(str(node))
+        for name in _names(queues):
+            found.setdefault(name, set()).add(str(node))
     return found
+
+
+def _names(queues: object) -> list[str]:
+    """The queues of an answer, which anybody who can write to Redis may have given."""
+    listed = queues if isinstance(queues, list) else []
+    return [queue["name"] for queue in listed if isinstance(queue, dict) and isinstance(queue.get("name"), str)]

@@ -277,6 +277,17 @@ def test_each_broken_state_of_a_fleet_is_told_once_with_its_cause_and_the_next_s
     assert next_step in found[-1]["next_step"]
 
 
+@pytest.mark.parametrize(
+    "answer", [None, {}, {"error": "no"}, "words", [], ["name"], [{}], [{"name": 1}], [{"name": None}, {"name": ["a"]}]]
+)
+def test_an_answer_that_no_worker_gives_counts_for_nothing(
+    answer: object, another_redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"odd@here": answer, "good@here": [{"name": "hands.default"}]}
+    monkeypatch.setattr("celery.app.control.Inspect.active_queues", lambda _: answers)
+    assert census.readers(another_redis.url) == {"hands.default": {"good@here"}}
+
+
 @pytest.mark.promise("D5")
 def test_a_fleet_that_works_is_without_findings_when_all_is_mended(
     shared_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
