@@ -7,6 +7,7 @@ pydantic would validate while somebody iterates, and only once, becomes a list.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -54,10 +55,12 @@ def _ordered(value: Any, seen: set[int]) -> Any:
             return [_ordered(each, seen) for each in value]
     seen.add(id(value))
     match value:
-        case list():
-            value[:] = [_ordered(each, seen) for each in value]
+        case list() | deque():
+            for place in range(len(value)):
+                value[place] = _ordered(value[place], seen)
         case dict():
-            value.update({key: _ordered(item, seen) for key, item in value.items()})
+            for key in value:
+                value[key] = _ordered(value[key], seen)  # item by item: a Counter adds up what it is updated with
         case BaseModel():
             _ordered(vars(value), seen)
             _ordered(value.__pydantic_extra__, seen)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -206,6 +206,8 @@ TYPES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "tuple": (tuple[int, str], st.tuples(SMALL, JSON_TEXT).map(list)),
     "named tuple": (Point, st.tuples(SMALL, st.floats(-1, 1)).map(list) | st.just([3])),
     "deque": (deque[int], st.lists(SMALL)),
+    "deque of sets": (deque[set[str]], st.lists(WORDS, max_size=3)),
+    "counter": (Counter[str], st.dictionaries(JSON_TEXT, SMALL, max_size=3)),
     "iterable": (Iterable[int], st.lists(SMALL)),
     "set": (set[str], WORDS),
     "set of numbers": (set[int | str], st.lists(SMALL | JSON_TEXT)),
@@ -460,6 +462,7 @@ print(json.dumps([stored, list(map(str, value)) if isinstance(value, (set, froze
         ("set of enums", ["blue", "red"]),
         ("json of a set", "[30, 1, 20, 17]"),
         ("dict of sets", {"k": ["b", "a", "d", "c"]}),
+        ("deque of sets", [["b", "a", "d", "c"]]),
         ("typed dict", {"tags": ["b", "a", "d", "c"]}),
         ("dataclass", {"street": "s", "floors": [30, 1, 20]}),
         ("model", {"name": "n", "below": [{"name": "m", "marks": ["b", "a", "d", "c"]}]}),
