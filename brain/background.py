@@ -23,7 +23,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -39,6 +39,7 @@ from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.kernel.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
 from shared.kernel.backoff import backoff_seconds
+from shared.kernel.times import later
 from shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, Usage
 from shared.model.prices import Prices
 from shared.model.task import Done, Fail, Sleep, Task, Transition
@@ -94,7 +95,7 @@ def accepted(answer: responses.Response, *, task: Task, agent: Agent, body: dict
     }
 
     def store(draft: Draft) -> Transition:
-        give_up_at = draft.now + timedelta(seconds=agent.request_seconds)
+        give_up_at = later(draft.now, agent.request_seconds)
         payload = ModelAccepted(
             response_id=answer.response_id, status=answer.status, request_digest=digest, give_up_at=give_up_at
         )
@@ -169,7 +170,7 @@ def _sleep(draft: Draft, checkpoint: dict[str, Any], asked_for: float | None) ->
     """The last look is made when the time is over, so that what has ended by then still counts."""
     known = checkpoint[HANDLE]
     seconds = look_seconds(known["looks"], asked_for=asked_for, spread=random.random())
-    until = min(draft.now + timedelta(seconds=seconds), datetime.fromisoformat(known["give_up_at"]))
+    until = min(later(draft.now, seconds), datetime.fromisoformat(known["give_up_at"]))
     return Sleep(0, phase="poll", checkpoint=checkpoint, until=until)
 
 

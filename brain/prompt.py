@@ -44,6 +44,8 @@ SPEAKERS = {UserMessage.event_type: "user", TaskGiven.event_type: "user", ModelO
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_NAME = 64
+LONGEST_RESULT = 100_000
+"""Characters of a call's result that the model is shown, in this request and in each later one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +123,7 @@ def _messages(context: Sequence[ContextEvent]) -> list[Message]:
                 # The results of a redacted reply's calls are left out with it: they would answer nothing.
                 messages.append({"role": SPEAKERS[event.type], "content": REDACTED})
             case ToolCallSettled(call_id=str() as call_id) as settled if compacted and call_id not in made:
-                messages.append(_settled_later(settled))
+                messages.append(_settled_later(event.seq, settled))
             case _:
                 pass  # Not part of the dialogue, or shown with its call.
     return [{"role": "system", "content": instructions}, *messages] if instructions else messages
@@ -134,30 +136,42 @@ def _summary(compacted: ContextCompacted) -> Message:
     return {"role": "user", "content": text}
 
 
-def _settled_later(settled: ToolCallSettled) -> Message:
+def _settled_later(seq: int, settled: ToolCallSettled) -> Message:
     """What became of a call that only the summary tells of."""
     called = f"{settled.tool} with {canonical(settled.arguments)}"
-    return {"role": "user", "content": f"About your earlier call of {called}: {_settled_text(settled)}"}
-
-
-def results(context: Sequence[ContextEvent]) -> dict[str, Result]:
-    """The result of each call: the first one that is definite, else the interrupted one."""
-    found: dict[str, Result] = {}
-    for event in context:
-        payload = event.payload
-        if not isinstance(payload, Result) or payload.call_id is None:
-            continue
-        known = found.get(payload.call_id)
-        if known is None or isinstance(known, ToolCallInterrupted):
-            found[payload.call_id] = payload
-    return found
+    text = f"About your earlier call of {called}: {_settled_text(settled)}"
+    return {"role": "user", "content": _capped(seq, text)}
 
 
 def result_texts(context: Sequence[ContextEvent]) -> dict[str, str]:
     """What the model is told of each call: its result, and before it what people changed and said on the way."""
     answers = _answers(context)
-    texts = {call_id: result_text(result) for call_id, result in results(context).items()}
-    return {call_id: "\n".join([*_notes(answers.get(call_id, []), text), text]) for call_id, text in texts.items()}
+    texts = {}
+    for call_id, (seq, result) in _results(context).items():
+        text = _result_text(result)
+        texts[call_id] = _capped(seq, "\n".join([*_notes(answers.get(call_id, []), text), text]))
+    return texts
+
+
+def _results(context: Sequence[ContextEvent]) -> dict[str, tuple[int, Result]]:
+    """The result of each call with its seq: the first one that is definite, else the interrupted one."""
+    found: dict[str, tuple[int, Result]] = {}
+    for event in context:
+        payload = event.payload
+        if not isinstance(payload, Result) or payload.call_id is None:
+            continue
+        known = found.get(payload.call_id)
+        if known is None or isinstance(known[1], ToolCallInterrupted):
+            found[payload.call_id] = event.seq, payload
+    return found
+
+
+def _capped(seq: int, text: str) -> str:
+    """The text of an event as far as the model is shown it, with word of what is left out."""
+    if len(text) <= LONGEST_RESULT:
+        return text
+    shown = f"the first {LONGEST_RESULT:,} of {len(text):,} characters"
+    return f"{text[:LONGEST_RESULT]}\n[cut: {shown}; event {seq} of this session has the whole result]"
 
 
 def _answers(context: Sequence[ContextEvent]) -> dict[str, list[HumanApprovalAnswered]]:
@@ -246,8 +260,7 @@ def _answer(call: ModelCall, result: str | None, *, redacted: bool) -> Message:
     return {"role": "tool", "tool_call_id": call.call_id, "content": REDACTED if result is None else result}
 
 
-def result_text(result: Result) -> str:
-    """What the model is told of a call."""
+def _result_text(result: Result) -> str:
     match result:
         case ToolCallSuccess():
             return result.result if isinstance(result.result, str) else canonical(result.result)

@@ -85,7 +85,7 @@ def _kind(agent: Agent) -> str:
 
 def _call(agent: Agent, run: Run) -> Step:
     """Validate what is asked, heed the calling agent's rule, and let the conversation begin."""
-    if reads.agents_above(run.database, run.task.id) >= MAX_DEPTH:
+    if reads.calls_above(run.database, run.task.id, "agent:") >= MAX_DEPTH:
         error = f"not run: agents call each other no deeper than {MAX_DEPTH}"
         return Step(partial(endings.refuse_call, task=run.task, error=error))
     return approvals.begin(run, partial(_validated, agent, run.task), _start_of(agent, run), lambda _: {})

@@ -31,6 +31,9 @@ from shared.store.database import Database
 
 log = logger("flows")
 
+MAX_DEPTH = 16
+"""How many flows may be at work one inside the other."""
+
 
 def flow_kind(flow: type[Flow]) -> Kind:
     """The task kind that runs this flow."""
@@ -78,6 +81,9 @@ def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
 
 def _call(flow: type[Flow], run: Run) -> Step:
     """Validate the input, heed the agent's rule, and store that the flow starts."""
+    if reads.calls_above(run.database, run.task.id, "flow:") >= MAX_DEPTH:
+        error = f"not run: flows call each other no deeper than {MAX_DEPTH}"
+        return Step(partial(endings.refuse_call, task=run.task, error=error))
     validate = partial(_validated, flow, run.task)
     read_as = partial(edge.call, flow.definition.arguments.read_as)
     return approvals.begin(run, validate, partial(_start, flow=flow, task=run.task), read_as)

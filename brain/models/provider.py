@@ -12,7 +12,7 @@ import httpx2
 
 from brain.models.dialects import FILTER_CODES, is_final, is_overflow
 from brain.models.reply import ProviderError
-from shared.kernel.tokens import estimate_json, estimate_text
+from shared.kernel.tokens import MOST_TOKENS, estimate_json, estimate_text
 from shared.model.event import Usage
 from shared.model.json import Json, clean_text
 from shared.runtime.settings import settings
@@ -23,8 +23,6 @@ LONGEST_CODE = 100
 MOST_CHARACTERS = 1_000_000
 """Of one reply, the names and arguments of its calls included."""
 MOST_LOGPROBS = 100_000
-MOST_TOKENS = 2**31 - 1
-"""Of one call, as far as they are believed."""
 
 HEALING_STATUSES = frozenset({408, 409, 425, 429, 499})
 OVERFLOW = "context_length_exceeded"

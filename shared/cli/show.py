@@ -145,7 +145,7 @@ def _print_view(view: SessionView) -> None:
     for submission in view.submissions:
         _print_submission(submission)
     _title("tasks")
-    for depth, task in _tree(view.tasks):
+    for depth, task in tree(view.tasks):
         say(_task_line(task, depth))
         if task.blocked is not None:
             say(styled((f"    blocked: {task.blocked}", "yellow")))
@@ -173,7 +173,7 @@ def _use(value: Session | Submission) -> str:
     return f"{value.tokens_in} tokens in, {value.tokens_out} out{cost}"
 
 
-def _tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:
+def tree(tasks: tuple[Task, ...]) -> Iterator[tuple[int, Task]]:
     """Each task with its depth, owners before what they own."""
     known = {task.id for task in tasks}
     owned: dict[TaskId | None, list[Task]] = {}

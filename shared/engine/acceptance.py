@@ -17,7 +17,15 @@ import psycopg
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
 from shared.engine.redacting import refuse_erased
-from shared.errors import BadInput, RequestConflict, RequestInProgress, ServerUnavailable, StaleWrite, UnknownSession
+from shared.errors import (
+    BadInput,
+    RequestConflict,
+    RequestInProgress,
+    ServerUnavailable,
+    StaleWrite,
+    UnknownSession,
+    Unsettled,
+)
 from shared.kernel import chain, intake
 from shared.kernel.verify import head_of
 from shared.model.commit import Commit, InboxEntry
@@ -66,7 +74,8 @@ def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
 
     try:
         commit = ledger.apply(submission.session_id, [], fill)
-    except StaleWrite:
+    except Unsettled:
+        # A twin came first, or Postgres was away, maybe only for the reply.
         return _earlier(ledger, submission)
     return receipt(submission, commit)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from shared.engine import endings
 from shared.engine.draft import NOBODY, Draft
@@ -11,6 +10,7 @@ from shared.engine.ledger import Ledger
 from shared.engine.redacting import refuse_erased
 from shared.errors import BadInput
 from shared.kernel import recovery
+from shared.kernel.times import later
 from shared.model.approval import ANSWERS, Answer, Approval, Question
 from shared.model.commit import Commit
 from shared.model.event import ToolCallSettled
@@ -63,7 +63,7 @@ def answer(
             comment=comment,
             edited_arguments=arguments,
             result=result,
-            use_by=view.now + timedelta(seconds=before.use_seconds),
+            use_by=later(view.now, before.use_seconds),
         )
         draft = Draft(view, NOBODY)
         draft.answer(before, after)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import TypeAlias
 from uuid import UUID
@@ -20,6 +19,7 @@ from shared.engine import endings
 from shared.engine.definition import Step
 from shared.engine.draft import Draft
 from shared.engine.run import Run
+from shared.kernel.times import later
 from shared.model.approval import HUMAN, Answer, Approval, Ask, Question
 from shared.model.event import PolicyDecided
 from shared.model.ids import ApprovalId, new_approval_id
@@ -120,7 +120,7 @@ def ask(
         default_answer=Answer.UNKNOWN if is_review else default,
         use_seconds=terms.use_seconds,
         asked_at=draft.now,
-        answer_by=draft.now + timedelta(seconds=seconds),
+        answer_by=later(draft.now, seconds),
     )
     seq = draft.ask(approval, call, task=draft.task(task.id), causes=causes)
     kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shared.engine import endings
 from shared.kernel import moves
+from shared.kernel.owners import owned_first, with_owned
 from shared.model.ids import TaskId
 from shared.model.task import Status, Task
 
@@ -23,24 +24,15 @@ if TYPE_CHECKING:
 def cancel_trees(draft: Draft, roots: Iterable[TaskId], open_tasks: Mapping[TaskId, Task]) -> None:
     """Cancel tasks and all they own, deepest first; `open_tasks` are all open ones of the session."""
     draft.load(open_tasks.values())
-    wanted = _with_owned(set(roots), open_tasks)
-    for task_id in sorted(wanted, key=lambda each: (-_depth(each, open_tasks), each)):
+    owners = {task.id: task.owner_id for task in open_tasks.values()}
+    wanted = with_owned(roots, owners)
+    for task_id in owned_first(owners):
         task = draft.task(task_id)
-        if not task.is_open or draft.is_finishing(task_id) or task.status is Status.COMPLETING or task.cancel_wanted:
+        if task_id not in wanted or not task.is_open or draft.is_finishing(task_id):
+            continue
+        if task.status is Status.COMPLETING or task.cancel_wanted:
             continue
         if task.status is Status.RUNNING:
             draft.change(moves.want_cancel(task))
         else:
             endings.cancel(draft, task)
-
-
-def _with_owned(roots: set[TaskId], open_tasks: Mapping[TaskId, Task]) -> set[TaskId]:
-    wanted = roots & open_tasks.keys()
-    while more := {task.id for task in open_tasks.values() if task.owner_id in wanted} - wanted:
-        wanted |= more
-    return wanted
-
-
-def _depth(task_id: TaskId, open_tasks: Mapping[TaskId, Task]) -> int:
-    owner = open_tasks[task_id].owner_id
-    return 1 + _depth(owner, open_tasks) if owner is not None and owner in open_tasks else 0

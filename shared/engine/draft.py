@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,6 +18,8 @@ from shared.engine import cancellation, endings
 from shared.engine.definition import Step
 from shared.errors import OlderWorkers
 from shared.kernel import chain, delta, intake, moves
+from shared.kernel.owners import owned_first
+from shared.kernel.times import later
 from shared.model.approval import HUMAN, Answer, Approval
 from shared.model.commit import (
     ApprovalChange,
@@ -48,7 +50,7 @@ from shared.model.event import (
     UserMessage,
 )
 from shared.model.ids import ApprovalId, ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
-from shared.model.json import Json, canonical, clean, duplicate
+from shared.model.json import Json, canonical, clean, duplicate, storable, storable_text
 from shared.model.session import Conversation, Inbox, Session
 from shared.model.signal import Signal
 from shared.model.submission import Submission
@@ -262,7 +264,7 @@ class Draft:
 
     def finish(self, task: Task, outcome: Outcome, *, result: Json = None, error: str | None = None) -> None:
         """Decide the task's outcome; it is done now, or completing until the work it owns has ended."""
-        self._finishing[task.id] = (outcome, result, error)
+        self._finishing[task.id] = (outcome, result, None if error is None else storable_text(error))
 
     def is_finishing(self, task_id: TaskId) -> bool:
         return task_id in self._finishing
@@ -296,7 +298,7 @@ class Draft:
 
     def answer(self, before: Approval, after: Approval) -> None:
         """Store the answer to a question, and let the task that asked go on."""
-        waiter = self.view.signal_waiter(HUMAN, str(before.id))
+        waiter = self.view.asker(before)
         asked = [] if waiter is None else [waiter.checkpoint["asked_seq"]]
         seq = self.tell_answer(after, causes=asked, task=waiter)
         self.change_approval(before, after)
@@ -325,11 +327,15 @@ class Draft:
 
     def close_question(self, asker: Task) -> None:
         """The call that asked has ended: nobody need answer any more."""
-        if "approval" not in asker.checkpoint:
-            return
-        approval = self.view.approval(ApprovalId(UUID(asker.checkpoint["approval"])))
-        if approval is not None and approval.answer is Answer.PENDING:
+        approval = self._open_question(asker)
+        if approval is not None:
             self.change_approval(approval, replace(approval, answer=Answer.CANCELLED, answered_at=self.now))
+
+    def _open_question(self, asker: Task) -> Approval | None:
+        """The question that a task has put and nobody has answered."""
+        asked = asker.checkpoint.get("approval")
+        approval = None if asked is None else self.view.approval(ApprovalId(UUID(asked)))
+        return approval if approval is not None and approval.answer is Answer.PENDING else None
 
     def wait_for_signal(self, waiter: Task) -> None:
         """Let a waiting task go on at once if its signal has come already."""
@@ -359,10 +365,10 @@ class Draft:
         """The deadline of a wait for a signal has passed: the task goes on without it."""
         assert waiter.signal_name is not None
         assert waiter.signal_key is not None
-        if waiter.signal_name == HUMAN:
-            approval = self.view.approval(ApprovalId(UUID(waiter.signal_key)))
-            assert approval is not None
-            use_by = self.now + timedelta(seconds=approval.use_seconds)
+        # A flow may wait under the name of answers, and has put no question.
+        approval = self._open_question(waiter) if waiter.signal_name == HUMAN else None
+        if approval is not None:
+            use_by = later(self.now, approval.use_seconds)
             self.answer(approval, replace(approval, answer=Answer.EXPIRED, answered_at=self.now, use_by=use_by))
             return
         payload = SignalMissed(name=waiter.signal_name, key=waiter.signal_key)
@@ -455,8 +461,8 @@ class Draft:
             SubmissionEnd(
                 submission_id=submission_id,
                 outcome=outcome,
-                output_text=None if output is None else canonical(clean(output)),
-                error=error,
+                output_text=None if output is None else canonical(storable(output)),
+                error=None if error is None else storable_text(error),
             )
         )
 
@@ -485,6 +491,8 @@ class Draft:
         """Let inputs that wait to join the present work do so; gives each submission with its message's seq."""
         taken = []
         for entry in self.view.steering(conversation_id):
+            if entry.submission_id in self._inbox_taken:
+                continue
             self._inbox_taken.append(entry.submission_id)
             self._submissions_started.append(entry.submission_id)
             payload = UserMessage(text=entry.text, submission=str(entry.submission_id))
@@ -505,7 +513,7 @@ class Draft:
             for task in self._new_tasks.values()
         ):
             return None
-        conversation, entry, active = self.view.conversation(conversation_id)
+        conversation, entry, active = self.view.conversation(conversation_id, taken=self._inbox_taken)
         ended = any(
             task.kind == intake.GENERATION and task.conversation_id == conversation_id and not task.is_open
             for task in self._after.values()
@@ -593,7 +601,7 @@ class Draft:
             finishing, self._finishing = self._finishing, {}
             around = self.view.neighbours([self.task(task_id) for task_id in finishing])
             self.load([*around.waiters.values(), *around.completing_owners.values()])
-            for task_id in self._owned_first(finishing):
+            for task_id in owned_first({task_id: self.task(task_id).owner_id for task_id in finishing}):
                 outcome, result, error = finishing[task_id]
                 task = self.task(task_id)
                 if self._open_children(task_id, around.open_children.get(task_id, frozenset())):
@@ -633,16 +641,6 @@ class Draft:
         if waits:
             self._waits[waiter_id] = waits
         return {each.dependency_id for each in waits}
-
-    def _owned_first(self, finishing: Iterable[TaskId]) -> list[TaskId]:
-        """What is owned ends before its owner does."""
-
-        def depth(task_id: TaskId) -> int:
-            owner = self.task(task_id).owner_id
-            return 1 + depth(owner) if owner in ids else 0
-
-        ids = set(finishing)
-        return sorted(ids, key=lambda task_id: (-depth(task_id), task_id))
 
     def _leave_wait(self, task: Task) -> None:
         if task.status is Status.WAITING:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from shared.kernel import background, moves, recovery
 from shared.kernel.intake import GENERATION
-from shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_text
+from shared.kernel.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
 from shared.model.event import (
     ModelInterrupted,
     TaskCancelled,
@@ -59,10 +61,17 @@ def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
     handle = background.handle(task)
     asked = handle["tokens_in"] if handle else _asked(draft, task, request)
     usage = Usage(tokens_in=asked, tokens_out=estimate_text(shown), estimated=True)
-    prices = Prices.model_validate(request["prices"]) if request.get("prices") else None
-    payload = ModelInterrupted(text=shown, reason=reason, usage=usage.charged(prices))
+    payload = ModelInterrupted(text=shown, reason=reason, usage=usage.charged(_prices(request)))
     cause = task.checkpoint.get("request_seq")
     draft.event(payload, causes=[cause] if cause else task.causes, task=task)
+
+
+def _prices(request: dict[str, Json]) -> Prices | None:
+    """What a request is charged at; nothing where newer code has pinned prices that this code does not read."""
+    try:
+        return Prices.model_validate(request["prices"]) if request.get("prices") else None
+    except ValidationError:
+        return None
 
 
 def _asked(draft: Draft, task: Task, request: dict[str, Json]) -> int:
@@ -70,7 +79,7 @@ def _asked(draft: Draft, task: Task, request: dict[str, Json]) -> int:
     if task.conversation_id is None or "cutoff" not in request:
         return 0
     tokens, characters = draft.view.context_size(task.conversation_id, request["cutoff"])
-    return tokens + characters // CHARACTERS_A_TOKEN
+    return min(MOST_TOKENS, tokens + characters // CHARACTERS_A_TOKEN)
 
 
 def give_up_response(draft: Draft, generation: Task) -> None:

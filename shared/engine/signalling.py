@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.ledger import Ledger
 from shared.engine.redacting import refuse_erased
-from shared.errors import RequestConflict, StaleWrite
+from shared.errors import RequestConflict, Unsettled
 from shared.model.commit import Commit
 from shared.model.ids import SessionId, new_signal_id
 from shared.model.json import Json, canonical
@@ -39,7 +39,8 @@ def send(
 
     try:
         commit = ledger.apply(session_id, [], fill)
-    except StaleWrite:
+    except Unsettled:
+        # A twin came first, or Postgres was away, maybe only for the reply.
         found = reads.signal_by_request(ledger.database, digest)
         if found is None:
             raise

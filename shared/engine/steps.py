@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import assert_never
 
 from shared.engine.definition import Kind
 from shared.engine.draft import Draft
 from shared.kernel import moves
-from shared.model.json import Json, clean
+from shared.kernel.times import LAST_TIME, later
+from shared.model.json import Json, clean_inside, storable
 from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait, WaitSignal
 
 
@@ -42,7 +42,7 @@ def move(
                 checkpoint = _checkpoint(transition.checkpoint, owned)
                 draft.change(moves.release(owned, phase=name, checkpoint=checkpoint, stepped=True))
         case Sleep():
-            wake_at = transition.until or draft.now + timedelta(seconds=transition.seconds)
+            wake_at = min(transition.until, LAST_TIME) if transition.until else later(draft.now, transition.seconds)
             checkpoint = _checkpoint(transition.checkpoint, owned)
             draft.change(moves.sleep(owned, phase=transition.phase, checkpoint=checkpoint, wake_at=wake_at))
         case Wait():
@@ -51,7 +51,7 @@ def move(
             draft.change(waiting)
             draft.wait(waiting, transition.tasks, fail_fast=transition.fail_fast)
         case WaitSignal(name=name, key=key):
-            until = draft.now + timedelta(seconds=transition.seconds)
+            until = later(draft.now, transition.seconds)
             checkpoint = _checkpoint(transition.checkpoint, owned)
             waiting = moves.wait_for_signal(
                 owned, phase=transition.phase, checkpoint=checkpoint, name=name, key=key, until=until
@@ -59,9 +59,9 @@ def move(
             draft.change(waiting)
             draft.wait_for_signal(waiting)
         case Done():
-            draft.finish(owned, Outcome.SUCCEEDED, result=clean(transition.result))
+            draft.finish(owned, Outcome.SUCCEEDED, result=storable(transition.result))
         case Fail():
-            draft.finish(owned, Outcome.FAILED, result=clean(transition.result), error=transition.error)
+            draft.finish(owned, Outcome.FAILED, result=storable(transition.result), error=transition.error)
         case Interrupt():
             draft.finish(owned, Outcome.INTERRUPTED, error=transition.error)
         case _:
@@ -70,4 +70,4 @@ def move(
 
 
 def _checkpoint(given: Json, owned: Task) -> Json:
-    return owned.checkpoint if given is None else clean(given)
+    return owned.checkpoint if given is None else clean_inside(given)

@@ -44,23 +44,20 @@ def cancel_submission(ledger: Ledger, submission: Submission, reason: str) -> Ca
 
 def cancel_session(ledger: Ledger, session_id: SessionId, reason: str) -> Cancellation:
     """End everything that is open in a session, and empty its inboxes."""
-    commit = _cancel(
+    left = _cancel(
         ledger,
         session_id,
         roots=lambda tasks: [task.id for task in tasks],
         inputs=lambda _entry: True,
         wish=CancelRequested(scope="session", subject=None, reason=_reason(reason)),
     )
-    if commit is None:
-        return Cancellation(session_id=session_id, state=CancelState.TOO_LATE, outcome=None)
-    is_open = any(change.after.is_open for change in commit.changes)
-    state = CancelState.ENDING if is_open else CancelState.CANCELLED
+    state = {None: CancelState.TOO_LATE, True: CancelState.ENDING, False: CancelState.CANCELLED}[left]
     return Cancellation(session_id=session_id, state=state, outcome=None)
 
 
 def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
     """End one task and all it owns; who waits for it goes on with its outcome."""
-    commit = _cancel(
+    left = _cancel(
         ledger,
         task.session_id,
         roots=lambda tasks: [each.id for each in tasks if each.id == task.id],
@@ -70,7 +67,7 @@ def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
     now = reads.task(ledger.database, task.id)
     assert now is not None
     decided_otherwise = now.status is Status.COMPLETING and now.outcome is not Outcome.CANCELLED
-    if commit is None or decided_otherwise:
+    if left is None or decided_otherwise:
         state = CancelState.TOO_LATE
     else:
         state = CancelState.ENDING if now.is_open else CancelState.CANCELLED
@@ -84,11 +81,12 @@ def _cancel(
     roots: Callable[[Iterable[Task]], list[TaskId]],
     inputs: Callable[[Inbox], bool],
     wish: CancelRequested,
-) -> Commit | None:
-    """Store the wish and carry it down the tree; None if there is nothing to end."""
-    tried: list[Commit] = []
+) -> bool | None:
+    """Store the wish and carry it down the tree: whether something is left to end, None if there was nothing to."""
+    left: bool | None = None
 
     def fill(view: View) -> Commit | None:
+        nonlocal left
         open_tasks = view.open_tasks()
         wanted = roots([task for task in open_tasks.values() if _may_be_stopped(task, wish)])
         waiting = [entry for entry in view.inputs() if inputs(entry)]
@@ -105,12 +103,13 @@ def _cancel(
         for entry in waiting:
             draft.withdraw(entry, reason="cancelled before it was begun")
         cancellation.cancel_trees(draft, wanted, open_tasks)
-        tried.append(draft.freeze())
-        return tried[-1]
+        commit = draft.freeze()
+        left = any(draft.task(each).is_open for each in wanted)
+        return commit
 
-    commit = ledger.apply(session_id, [], fill)
-    # A try whose COMMIT lost its reply had gone through if nothing is left to end.
-    return commit if commit is not None or not tried else tried[-1]
+    # A try whose COMMIT lost its reply had gone through if a second one finds nothing to end.
+    ledger.apply(session_id, [], fill)
+    return left
 
 
 def _may_be_stopped(task: Task, wish: CancelRequested) -> bool:

@@ -92,6 +92,8 @@ class Worker:
                     self._advance(task_id)
             except THEIRS as error:
                 log.warning("advance_interrupted", task=task_id, error=type(error).__name__)
+            except Exception:
+                log.exception("advance_failed", task=task_id)
             finally:
                 self._leave(task_id)
 
@@ -127,7 +129,7 @@ class Worker:
             return
         except Exception:
             log.exception("phase_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
-            task = self._claim(look, early=False)
+            task = self._claim_or_block(look)
         try:
             while task is not None:
                 task = self._step(task)
@@ -179,6 +181,18 @@ class Worker:
             _tell(commit, look.task, began)
         return self._keep(commit)
 
+    def _claim_or_block(self, look: reads.Look) -> Task | None:
+        """Claim a task in a commit of its own, or set it aside if that fails, since the attempt cannot be counted."""
+        try:
+            return self._claim(look, early=False)
+        except THEIRS:
+            raise
+        except Exception as error:
+            log.exception("claim_failed", task=look.task.id, kind=look.task.kind, phase=look.task.phase)
+            problem = f"its claim failed ({type(error).__name__}), see the log of {self.info.host}"
+            self._block(look, Incompatible(problem))
+            return None
+
     def _decide_early(self, look: reads.Look, phase: Phase) -> Step | None:
         """On a first hint, a phase that only decides runs before the claim and shares its commit."""
         if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
@@ -203,6 +217,8 @@ class Worker:
                 block = partial(blocking.block, task=task, problem=error, host=self.info.host)
                 return self._commit(task, block, None, began=began)
             log.exception("phase_failed", task=task.id, kind=task.kind, phase=task.phase)
+            if step is not None:
+                self._keep_refused(task, step)
             reason = told(error)[:500]
             end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None, began=began)
@@ -307,7 +323,7 @@ class Worker:
         return Run(task, self.database, self._soft_database, stopped, cancelled, lambda: self.keeper.leaving, look)
 
     def _keep_refused(self, task: Task, step: Step) -> None:
-        """What must not be lost of a step whose commit was refused."""
+        """What must not be lost of a step whose commit was refused, or failed."""
         if step.evidence is not None:
             self.database.run_patiently(attempts.write_late_result(task.id, task.fence, step.evidence))
         if step.left_behind is not None:

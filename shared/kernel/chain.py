@@ -13,14 +13,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from shared.errors import NotStorable
 from shared.model.event import Event, Payload
 from shared.model.ids import ConversationId, WorkerId
-from shared.model.json import MAX_BYTES, canonical, clean
+from shared.model.json import canonical, clean_inside, storable
 from shared.model.session import Session
 from shared.model.task import Task
-
-PAYLOAD_BYTES = 3 * MAX_BYTES
-"""More than any value that was let in at a door, with what an event says beside it."""
 
 GENESIS = bytes(32)
 """`prev_hash` of the first event of a session."""
@@ -41,12 +39,15 @@ def append(
     tokens_in: int | None = None,
     tokens_out: int | None = None,
 ) -> tuple[Session, Event]:
-    """The event at the session's next seq, and the session with its new head. Causes must be earlier events."""
+    """The event at the session's next seq, and the session with its new head. Causes must be earlier events.
+
+    Raises NotStorable for what is too large or too deep, unless it tells of an end.
+    """
     seq = session.last_seq + 1
     sorted_causes = tuple(sorted(set(causes)))
     if (sorted_causes and not 0 < sorted_causes[-1] < seq) or (sorted_causes and sorted_causes[0] < 1):
         raise ValueError(f"causes {sorted_causes} of event {seq} are not all earlier events")
-    text = canonical(clean(payload.model_dump(mode="json"), limit=PAYLOAD_BYTES))
+    text = payload_text(payload)
     event = Event(
         session_id=session.id,
         seq=seq,
@@ -77,6 +78,23 @@ def append(
         log_format=max(session.log_format, payload.log_format),
     )
     return head, event
+
+
+def payload_text(payload: Payload) -> str:
+    """The text that is stored; of what tells of an end, with what does not fit shortened. Raises NotStorable."""
+    try:
+        return canonical(clean_inside(payload.model_dump(mode="json")))
+    except (NotStorable, ValueError, RecursionError):
+        if not payload.of_an_end:
+            raise
+    return canonical({name: storable(_dumped(payload, name)) for name in type(payload).model_fields})
+
+
+def _dumped(payload: Payload, name: str) -> object:
+    try:
+        return payload.model_dump(mode="json", include={name})[name]
+    except ValueError:  # deeper than pydantic goes
+        return getattr(payload, name)
 
 
 def event_hash(event: Event) -> bytes:

@@ -8,11 +8,12 @@ that no commit of that phase has answered: raised by the claim, reset by the pha
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from shared.errors import StaleWrite
+from shared.kernel.times import later
 from shared.model.ids import WorkerId
 from shared.model.json import Json
 from shared.model.task import Outcome, Status, Task
@@ -64,7 +65,7 @@ TASK_MOVES: dict[tuple[Status, Move], Status] = {
 
 def claim(task: Task, *, worker_id: WorkerId, now: datetime, lease_seconds: float, phase_seconds: float) -> Task:
     """The task owned by a worker under a new fence until the lease ends, which is never after the phase's deadline."""
-    deadline = now + timedelta(seconds=phase_seconds)
+    deadline = later(now, phase_seconds)
     return _move(
         task,
         Move.CLAIM,
@@ -72,7 +73,7 @@ def claim(task: Task, *, worker_id: WorkerId, now: datetime, lease_seconds: floa
         phase_attempts=task.phase_attempts + 1,
         worker_id=worker_id,
         deadline=deadline,
-        lease_until=min(now + timedelta(seconds=lease_seconds), deadline),
+        lease_until=min(later(now, lease_seconds), deadline),
         blocked=None,
     )
 
@@ -81,7 +82,7 @@ def go_on(
     task: Task, *, phase: str, checkpoint: Json, now: datetime, lease_seconds: float, phase_seconds: float
 ) -> Task:
     """The same owner enters the next phase, with a deadline of its own."""
-    deadline = now + timedelta(seconds=phase_seconds)
+    deadline = later(now, phase_seconds)
     return _move(
         task,
         Move.NEXT,
@@ -91,7 +92,7 @@ def go_on(
         phase_attempts=1,
         refused_by=(),
         deadline=deadline,
-        lease_until=min(now + timedelta(seconds=lease_seconds), deadline),
+        lease_until=min(later(now, lease_seconds), deadline),
     )
 
 

@@ -6,6 +6,9 @@ from shared.model.json import Json, canonical
 
 CHARACTERS_A_TOKEN = 4
 
+MOST_TOKENS = 2**31 - 1
+"""Of one model call: a provider that counts more is not believed, and an estimate ends here."""
+
 
 def estimate_text(text: str) -> int:
     return len(text) // CHARACTERS_A_TOKEN

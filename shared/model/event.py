@@ -34,6 +34,8 @@ class Payload(BaseModel):
     event_type: ClassVar[str]
     event_version: ClassVar[int] = 1
     log_format: ClassVar[int] = 1
+    of_an_end: ClassVar[bool] = False
+    """It tells of an end, which must be stored: what of it does not fit is shortened, never refused."""
 
 
 class SessionCreated(Payload):
@@ -188,6 +190,7 @@ class ModelInterrupted(Payload):
     """An attempt that ended without the provider's terminal marker, or is of no use; its text drives nothing."""
 
     event_type = "model_interrupted"
+    of_an_end = True
     text: str
     reason: str
     usage: Usage
@@ -197,6 +200,7 @@ class ModelError(Payload):
     """A request that failed; `retry_seconds` is the wait before the next try, None when there is none."""
 
     event_type = "model_error"
+    of_an_end = True
     error: str
     status: int | None = None
     code: str | None = None
@@ -250,6 +254,7 @@ class ToolCallStart(ToolEvent):
 
 class ToolCallSuccess(ToolEvent):
     event_type = "tool_call_success"
+    of_an_end = True
     result: Json
     source: str = "run"
     """How the result is known: `run`, `lookup` or `late` (stored by an attempt that had lost its lease)."""
@@ -259,6 +264,7 @@ class ToolCallError(ToolEvent):
     """A definite failure: nothing happened, or it failed for sure."""
 
     event_type = "tool_call_error"
+    of_an_end = True
     error: str
 
 
@@ -266,6 +272,7 @@ class ToolCallInterrupted(ToolEvent):
     """An unknown outcome: the effect may have happened."""
 
     event_type = "tool_call_interrupted"
+    of_an_end = True
     partial: str
     error: str
 
@@ -293,6 +300,7 @@ class TaskRecovered(Payload):
     """A lease ended without a commit; the task runs again from its stored phase."""
 
     event_type = "task_recovered"
+    of_an_end = True
     kind: str
     phase: str
     reason: str
@@ -303,6 +311,7 @@ class TaskFailed(Payload):
     """The engine ended a task that its own code could not."""
 
     event_type = "task_failed"
+    of_an_end = True
     kind: str
     phase: str
     error: str
@@ -321,6 +330,7 @@ class TaskCancelled(Payload):
     """A task ended because a cancel was wanted."""
 
     event_type = "task_cancelled"
+    of_an_end = True
     kind: str
     phase: str
 
@@ -392,12 +402,14 @@ class SignalMissed(Payload):
     """A task went on without the signal that it had waited for until its deadline."""
 
     event_type = "signal_missed"
+    of_an_end = True
     name: str
     key: str
 
 
 class TaskBlocked(Payload):
     event_type = "task_blocked"
+    of_an_end = True
     kind: str
     reason: str
 
@@ -416,6 +428,7 @@ class DocumentsChanged(Payload):
 
 class SubmissionDone(Payload):
     event_type = "submission_done"
+    of_an_end = True
     submission: str
     outcome: str
     output: Json = None

@@ -5,6 +5,9 @@ Postgres refuses NUL and lone surrogates, and stores numbers that Python cannot 
 - NaN and infinities become the strings "NaN", "Infinity", "-Infinity";
 - integers of more than 1,000 digits become strings, float literals out of range are refused;
 - nesting deeper than 100, keys that are no strings, and texts over the limit are refused with their path.
+
+What is inside has room for what the engine puts around a value that was let in (`clean_inside`), and what tells of an
+end is stored in any case: shortened, with the digest of all of it (`storable`).
 """
 
 from __future__ import annotations
@@ -23,18 +26,56 @@ Json: TypeAlias = Any
 MAX_DEPTH = 100
 MAX_DIGITS = 1_000
 MAX_BYTES = 4 * 1024 * 1024
+"""The limits of the doors, where values come in."""
+
+INSIDE_DEPTH = MAX_DEPTH + 20
+INSIDE_BYTES = 3 * MAX_BYTES
+"""The limits inside: any values that were let in, with all that events, checkpoints and results have around them."""
+
+SHORTENED_CHARACTERS = 2_000
 
 _BAD_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 _BIGGEST_INTEGER = 10**MAX_DIGITS
 
 
-def clean(value: object, *, limit: int = MAX_BYTES) -> Json:
+def clean(value: object, *, limit: int = MAX_BYTES, depth: int = MAX_DEPTH) -> Json:
     """The value as it can be stored; `limit` is bytes of canonical text. Raises NotStorable naming the path."""
-    cleaned = _clean(value, "", 0)
+    cleaned = _clean(value, "", depth, depth)
     size = len(canonical(cleaned).encode())
     if size > limit:
         raise NotStorable("", f"{size:,} bytes are more than the limit of {limit:,}")
     return cleaned
+
+
+def clean_inside(value: object) -> Json:
+    """As `clean`, for what the engine makes of values that were let in. Raises NotStorable."""
+    return clean(value, limit=INSIDE_BYTES, depth=INSIDE_DEPTH)
+
+
+def storable(value: object) -> Json:
+    """What is stored of a value that must be stored: itself, else the beginning of its text with the digest of all.
+
+    In place of a text comes a text, of another value `{"truncated": true, "text": ..., "sha256": ...}`. Never raises.
+    """
+    try:
+        return clean_inside(value)
+    except (NotStorable, RecursionError):
+        pass
+    if isinstance(value, str):
+        return storable_text(value)
+    text = _text_of(value)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {"truncated": True, "text": text[:SHORTENED_CHARACTERS], "sha256": digest}
+
+
+def storable_text(text: str, *, limit: int = MAX_BYTES) -> str:
+    """A text that must be stored: clean, and where it has more than `limit` bytes, its beginning with the digest."""
+    text = clean_text(text)
+    encoded = text.encode()
+    if len(encoded) <= limit:
+        return text
+    digest = hashlib.sha256(encoded).hexdigest()
+    return f"{text[:SHORTENED_CHARACTERS]}... [cut: {len(text):,} characters, SHA-256 {digest}]"
 
 
 def clean_text(text: str) -> str:
@@ -73,9 +114,9 @@ def parse(text: str) -> Json:
     return clean(value)
 
 
-def _clean(value: object, path: str, depth: int) -> Json:
-    if depth > MAX_DEPTH:
-        raise NotStorable(path[:80] + "...", f"nested deeper than {MAX_DEPTH}")
+def _clean(value: object, path: str, left: int, depth: int) -> Json:
+    if left < 0:
+        raise NotStorable(path[:80] + "...", f"nested deeper than {depth}")
     match value:
         case None | bool():
             return value
@@ -86,11 +127,21 @@ def _clean(value: object, path: str, depth: int) -> Json:
         case float():
             return float(value) if math.isfinite(value) else _name(value)
         case dict():
-            return {_key(key, path): _clean(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+            return {_key(key, path): _clean(item, f"{path}.{key}", left - 1, depth) for key, item in value.items()}
         case list() | tuple():
-            return [_clean(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
+            return [_clean(item, f"{path}[{index}]", left - 1, depth) for index, item in enumerate(value)]
         case _:
             raise NotStorable(path, f"{type(value).__name__} is no JSON type")
+
+
+def _text_of(value: object) -> str:
+    """Some text of any value."""
+    for text_of in (canonical, repr):
+        try:
+            return clean_text(text_of(value))
+        except Exception:  # noqa: BLE001, S112 - it may be of any type, and of any depth
+            continue
+    return object.__repr__(value)
 
 
 def _key(key: object, path: str) -> str:

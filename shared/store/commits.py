@@ -51,6 +51,9 @@ Fill: TypeAlias = Callable[[View], Commit | None]
 """Decides what to store; None stores nothing. May be called again, with fresh reads, when a try was lost."""
 
 
+MOST_STALE_TRIES = 3
+
+
 def apply(
     database: Database,
     session_id: SessionId,
@@ -64,9 +67,11 @@ def apply(
     """Store what `fill` decides and return it; None if it decided nothing, or if `skip_locked` and the session is held.
 
     A try that lost its connection is made again for `seconds`; one whose COMMIT had gone through finds itself done.
-    Raises StaleWrite if the guard no longer holds or a row had moved, Unsettled when the time is used up.
+    Raises StaleWrite if the guard no longer holds, or with `skip_locked` if a row had moved. Who has neither owns
+    nothing, and reads again. Raises Unsettled when the time or the tries are used up.
     """
     pause = Pause(seconds)
+    stale_tries = 0
     sent: Commit | None = None
     while True:
         try:
@@ -84,6 +89,14 @@ def apply(
                 sent = commit
                 write(transaction, commit, end=True)
             return commit
+        except StaleWrite as error:
+            if guard is not None or skip_locked:
+                raise
+            stale_tries += 1
+            if stale_tries == MOST_STALE_TRIES:
+                raise Unsettled(
+                    f"what a commit of session {session_id} had read moved each time", "ask again"
+                ) from error
         except (*TRANSIENT, ServerUnavailable) as error:
             log.debug("commit_retried", session=session_id, error=type(error).__name__)
             if not pause.again():

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import RawCursor
 from psycopg.abc import PQGen
+from psycopg.generators import send
 from psycopg.rows import dict_row
 from sqlalchemy import ClauseElement, Engine, create_engine
 from sqlalchemy import exc as sqlalchemy_errors
@@ -147,7 +148,8 @@ class Pipeline(psycopg.Pipeline):
     """A pipeline that ends with its Sync.
 
     Psycopg's own sends a Flush after it, which the server takes for the start of the next command: it stops the timer
-    of idle_in_transaction_session_timeout, so that a process frozen there would hold its locks for ever.
+    of idle_in_transaction_session_timeout, so that a process frozen there would hold its locks for ever. What has no
+    room in the socket at once is sent here, before the answers to it are waited for.
     """
 
     def _exit_gen(self) -> PQGen[None]:
@@ -155,6 +157,7 @@ class Pipeline(psycopg.Pipeline):
             self._enqueue_sync()
             yield from self._communicate_gen()
         finally:
+            yield from send(self.pgconn)
             yield from self._fetch_gen(flush=False)
 
 

@@ -204,7 +204,9 @@ _ABOVE = (
     select(tasks.c.owner_id, literal("").label("kind")).where(tasks.c.id == bindparam("task_id")).cte(recursive=True)
 )
 _ABOVE = _ABOVE.union_all(select(tasks.c.owner_id, tasks.c.kind).join(_ABOVE, tasks.c.id == _ABOVE.c.owner_id))
-AGENTS_ABOVE = Statement(select(func.count().label("agents")).where(_ABOVE.c.kind.startswith("agent:")))
+CALLS_ABOVE = Statement(
+    select(func.count().label("calls")).where(_ABOVE.c.kind.startswith(bindparam("what", type_=Text)))
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,11 +306,11 @@ def last_generation(database: Database, owner_id: TaskId) -> Task:
     return rows.task(result.first)
 
 
-def agents_above(database: Database, task_id: TaskId) -> int:
-    """How many calls of agents stand above a task."""
-    (result,) = database.run(AGENTS_ABOVE(task_id=task_id))
+def calls_above(database: Database, task_id: TaskId, what: str) -> int:
+    """How many calls of some kind (`agent:` or `flow:`) stand above a task."""
+    (result,) = database.run(CALLS_ABOVE(task_id=task_id, what=what))
     assert result.first is not None
-    return int(result.first["agents"])
+    return int(result.first["calls"])
 
 
 def document(database: Database, session_id: SessionId, name: str) -> StoredDocument | None:

@@ -7,11 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ARRAY, Integer, Text, Uuid, and_, any_, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Text,
+    Uuid,
+    all_,
+    and_,
+    any_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy import cast as sql_cast
 
 from shared.errors import UnknownSession
-from shared.model.approval import Approval
+from shared.model.approval import HUMAN, Approval
 from shared.model.commit import SubmissionUse
 from shared.model.document import StoredDocument
 from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
@@ -97,7 +111,13 @@ LOCK_OPEN_TASKS = Statement(
 INPUTS = Statement(select(inbox).where(inbox.c.session_id == bindparam("session_id")).order_by(inbox.c.position))
 CONVERSATION = Statement(select(conversations).where(conversations.c.id == bindparam("conversation_id")))
 NEXT_INPUT = Statement(
-    select(inbox).where(inbox.c.conversation_id == bindparam("conversation_id")).order_by(inbox.c.position).limit(1)
+    select(inbox)
+    .where(
+        inbox.c.conversation_id == bindparam("conversation_id"),
+        inbox.c.submission_id != all_(bindparam("taken", type_=ARRAY(Uuid))),
+    )
+    .order_by(inbox.c.position)
+    .limit(1)
 )
 STEERING = Statement(
     select(inbox)
@@ -131,6 +151,9 @@ _SIGNALLED = (
 )
 LOCK_SIGNAL_WAITER = Statement(
     select(tasks).where(*_SIGNALLED).order_by(tasks.c.id).limit(1).with_for_update(key_share=True)
+)
+LOCK_ASKER = Statement(
+    select(tasks).where(tasks.c.id == bindparam("task_id"), *_SIGNALLED).with_for_update(key_share=True)
 )
 NEXT_SIGNAL = Statement(
     select(signals)
@@ -167,8 +190,9 @@ _COUNTED = (
     select(
         events.c.seq,
         case(
-            (events.c.type == "model_output", events.c.tokens_in + events.c.tokens_out),
-            else_=sql_cast(events.c.payload.op("->>")("tokens_after"), Integer),
+            # Each of the two has room in its column, their sum may not.
+            (events.c.type == "model_output", sql_cast(events.c.tokens_in, BigInteger) + events.c.tokens_out),
+            else_=sql_cast(events.c.payload.op("->>")("tokens_after"), BigInteger),
         ).label("tokens"),
     )
     .where(
@@ -272,11 +296,13 @@ class View:
         (result,) = self._open.run(OPEN_CHILD(owner_id=owner_id))
         return bool(result.rows)
 
-    def conversation(self, conversation_id: ConversationId) -> tuple[Conversation, Inbox | None, bool]:
-        """The conversation, its next inbox entry, and whether a generation of it is open."""
+    def conversation(
+        self, conversation_id: ConversationId, *, taken: Sequence[SubmissionId] = ()
+    ) -> tuple[Conversation, Inbox | None, bool]:
+        """The conversation, its next inbox entry but for those `taken`, and whether a generation of it is open."""
         conversation, entry, active = self._open.run(
             CONVERSATION(conversation_id=conversation_id),
-            NEXT_INPUT(conversation_id=conversation_id),
+            NEXT_INPUT(conversation_id=conversation_id, taken=list(taken)),
             ACTIVE_GENERATION(conversation_id=conversation_id),
         )
         assert conversation.first is not None
@@ -299,6 +325,13 @@ class View:
     def signal_waiter(self, name: str, key: str) -> Task | None:
         """The task that has waited longest for such a signal."""
         (result,) = self._open.run(LOCK_SIGNAL_WAITER(session_id=self.session.id, name=name, key=key))
+        return None if result.first is None else rows.task(result.first)
+
+    def asker(self, question: Approval) -> Task | None:
+        """The task that has put a question, if it waits for the answer."""
+        (result,) = self._open.run(
+            LOCK_ASKER(task_id=question.task_id, session_id=self.session.id, name=HUMAN, key=str(question.id))
+        )
         return None if result.first is None else rows.task(result.first)
 
     def next_signal(self, name: str, key: str) -> Signal | None:

@@ -17,7 +17,7 @@ from sqlalchemy import func, select, text
 from shared.engine.definition import Step
 from shared.engine.draft import NOBODY, Draft
 from shared.engine.run import Run
-from shared.errors import NotStorable, StaleWrite
+from shared.errors import NotStorable, StaleWrite, Unsettled
 from shared.kernel import chain, moves
 from shared.model.commit import Commit, Guard, TaskChange
 from shared.model.event import ModelInterrupted, TaskPhase, Usage
@@ -73,7 +73,7 @@ def test_a_failure_while_a_commit_is_prepared_leaves_nothing_behind(
         draft.change_document("notes", "notes", 1, lambda _stored: {"n": 1})
         breaks(draft)
 
-    with pytest.raises((ValueError, ZeroDivisionError, NotStorable, StaleWrite)):
+    with pytest.raises((ValueError, ZeroDivisionError, NotStorable, Unsettled)):
         shared_stage.commit(session_id, change)
 
     assert _everything_of(shared_stage, session_id) == before
@@ -533,7 +533,7 @@ def test_a_write_by_compare_and_set_is_refused_whole_when_its_row_has_moved(shar
         cancelled = replace(pending, status=Status.DONE, outcome=Outcome.CANCELLED, fence=pending.fence + 1)
         return replace(draft.freeze(), changes=(TaskChange(before=pending, after=cancelled),))
 
-    with pytest.raises(StaleWrite):
+    with pytest.raises(Unsettled):
         shared_stage.ledger.apply(session_id, [], cancel_what_was_pending)
 
     assert _everything_of(shared_stage, session_id) == before

@@ -159,3 +159,17 @@ def test_an_idle_transaction_is_ended_by_the_server_also_after_a_pipeline(shared
     with pytest.raises(psycopg.OperationalError):
         freeze_until_ended()
     database.close()
+
+
+@pytest.mark.promise("H12")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("megabytes", [1, 8, 64])
+def test_what_has_no_room_in_the_socket_at_once_is_sent_before_the_answer_is_waited_for(
+    database: Database, megabytes: int
+) -> None:
+    measure = Statement(text("SELECT length(:given) AS characters"))
+    size = megabytes * 1024 * 1024
+
+    results = database.run(measure(given="x" * size), measure(given="y" * size), WORKS())
+
+    assert [result.rows for result in results] == [[{"characters": size}], [{"characters": size}], [{"seven": 7}]]

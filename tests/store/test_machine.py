@@ -6,6 +6,7 @@ phase goes on, so only one of them moves at a time: what hypothesis chooses is w
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -31,21 +32,24 @@ from shared.engine.draft import Draft
 from shared.engine.run import Run
 from shared.engine.worker import Worker
 from shared.kernel import intake
+from shared.model.approval import HUMAN
 from shared.model.event import TaskPhase
 from shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
-from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
+from shared.model.json import Json
+from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait, WaitSignal
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
 from shared.store import attempts, health, turns, workers
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import check, violations
+from tests.store.extremes import BEYOND, LONGEST_NAME, VALUES
 from tests.store.stage import OFFERS, PLAY, Act, Gone, Stage, play_task
 
 PATIENCE = 30.0
 LIMITED_OFFERS = tuple(replace(offer, concurrency=1) for offer in OFFERS)
 """Of one of the workers, as in the middle of a deploy that limits something."""
 WHAT_A_PHASE_DOES = [
-    *("next", "next", "done", "done", "fail", "sleep", "wait", "nothing"),
+    *("next", "next", "done", "done", "fail", "sleep", "signal", "wait", "nothing"),
     *("spawn wait", "spawn fail fast", "spawn leave", "spawn next", "hand on", "raise", "die"),
 ]
 STEPS = [
@@ -54,6 +58,9 @@ STEPS = [
     *("hint any", "go on", "go on", "go on", "take over", "take over", "drain"),
     *("renew", "renew stale", "lease ends", "time passes", "time passes", "relay passes", "sweep", "sweep"),
 ]
+EXTREMES: dict[str, Json] = {"small": 1, **VALUES, **BEYOND}
+SECONDS = (0.0, 3600.0, 1e13, math.inf, math.nan)
+SIGNALS = (LONGEST_NAME, HUMAN)
 PHASES = st.lists(st.sampled_from(WHAT_A_PHASE_DOES), min_size=1, max_size=4)
 SECOND = {PLAY: "second", "generation": "request"}
 
@@ -133,6 +140,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.done: dict[TaskId, Task] = {}
         self.fences: dict[TaskId, int] = {}
         self.requests = 0
+        self.value: Json = None
+        """What the phases of this step store; so are the next two."""
+        self.seconds = 0.0
+        self.signal = HUMAN
 
     @initialize()
     def begin(self) -> None:
@@ -145,9 +156,23 @@ class StoreMachine(RuleBasedStateMachine):
         worker=st.integers(0, 2),
         does=PHASES,
         other_does=PHASES,
+        value=st.sampled_from(sorted(EXTREMES)),
+        seconds=st.sampled_from(SECONDS),
+        signal=st.sampled_from(SIGNALS),
     )
-    def step(self, what: str, place: int, worker: int, does: list[str], other_does: list[str]) -> None:
+    def step(
+        self,
+        what: str,
+        place: int,
+        worker: int,
+        does: list[str],
+        other_does: list[str],
+        value: str,
+        seconds: float,
+        signal: str,
+    ) -> None:
         """One rule for all, since hypothesis leaves whole rules out of a run, and every run needs workers at work."""
+        self.value, self.seconds, self.signal = EXTREMES[value], seconds, signal
         match what.partition(" "):
             case ("submit", _, how):
                 self._submit(how, self.sessions[place % len(self.sessions)])
@@ -230,10 +255,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions.append(self.stage.submit(request_id=self._request_id()).session_id)
 
     def wake_times_come(self) -> None:
-        self.stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE status = 'sleeping'")
+        self.stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE wake_at IS NOT NULL")
 
     def _time_passes(self) -> None:
-        """Sleepers are due, and hints that were published look lost."""
+        """Sleepers and waits for signals are due, and hints that were published look lost."""
         self.wake_times_come()
         self.stage.sql(
             "UPDATE brainhands.outbox SET published_at = published_at - interval '10 s',"
@@ -336,7 +361,7 @@ def _coming_to(machine: StoreMachine, what: str) -> Act:
     def act(run: Run) -> Step:
         if run.task.kind not in SECOND:
             raise AssertionError("the intake plays itself")
-        second = SECOND[run.task.kind]
+        second, checkpoint = SECOND[run.task.kind], {"left": machine.value}
         later = machine.tasks(f"status <> 'done' AND kind = 'play' AND session_id = '{run.task.session_id}'")
 
         def decide(draft: Draft) -> Transition:
@@ -345,11 +370,13 @@ def _coming_to(machine: StoreMachine, what: str) -> Act:
             draft.change_document("steps", "steps", 1, lambda stored: (0 if stored is None else stored.value) + 1)
             match what:
                 case "done":
-                    return _end(draft, task, Done("result"))
+                    return _end(draft, task, Done(machine.value))
                 case "fail":
-                    return _end(draft, task, Fail("no"))
+                    return _end(draft, task, Fail("no", machine.value))
                 case "sleep":
-                    return Sleep(3600.0, second)
+                    return Sleep(machine.seconds, second, checkpoint)
+                case "signal":
+                    return WaitSignal(machine.signal, second, machine.seconds, checkpoint=checkpoint)
                 case "wait":
                     # Only for what was made later, so that no two wait for each other.
                     return Wait([each for each in later if each > task.id][:2], phase=second)
@@ -366,7 +393,7 @@ def _coming_to(machine: StoreMachine, what: str) -> Act:
 def _end(draft: Draft, task: Task, transition: Done | Fail) -> Transition:
     if task.kind == intake.GENERATION:
         outcome = Outcome.SUCCEEDED if isinstance(transition, Done) else Outcome.FAILED
-        endings.end_generation(draft, task, outcome, causes=[task.cause])
+        endings.end_generation(draft, task, outcome, causes=[task.cause], output=transition.result)
     return transition
 
 
@@ -422,7 +449,9 @@ def _dying(_run: Run) -> Step:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # finding the shortest way to a fault takes minutes
-@pytest.mark.promise("B1", "B6", "C1", "C2", "C5", "C6", "C7", "C8", "C9", "C10", "C12", "D1", "D2", "D5", "H3", "A9")
+@pytest.mark.promise(
+    "B1", "B6", "C1", "C2", "C5", "C6", "C7", "C8", "C9", "C10", "C12", "D1", "D2", "D5", "H3", "H12", "A9"
+)
 @pytest.mark.hazard(4, 5, 6, 9, 12, 14, 17, 18)
 def test_the_store_stays_in_order_whatever_happens(postgres: Postgres) -> None:
     StoreMachine.postgres = postgres

@@ -53,6 +53,7 @@ VALUES: dict[str, object] = {
     "edited_arguments": "null",
     "ids": [SOME, UUID(int=2)],
     "owners": [SOME],
+    "taken": [SOME],
     "seqs": [1, 2],
     "fences": [1, 1],
     "types": ["user_message"],

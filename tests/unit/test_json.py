@@ -13,7 +13,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import NotStorable
-from shared.model.json import MAX_BYTES, MAX_DEPTH, MAX_DIGITS, canonical, clean, clean_text, digest, parse
+from shared.model.json import (
+    INSIDE_BYTES,
+    INSIDE_DEPTH,
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    SHORTENED_CHARACTERS,
+    canonical,
+    clean,
+    clean_inside,
+    clean_text,
+    digest,
+    parse,
+    storable,
+    storable_text,
+)
 from shared.runtime.servers import Postgres
 from shared.runtime.settings import libpq_url
 
@@ -23,6 +38,13 @@ ANY_VALUE = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT | st.integers(), inner) | st.tuples(inner, inner),
     max_leaves=20,
 )
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +186,49 @@ def test_cleaning_a_text_changes_nothing_the_second_time_and_nothing_that_was_cl
     assert clean_text(once) == once
     assert "\x00" not in once
     once.encode()
+
+
+@pytest.mark.promise("H12")
+def test_what_was_let_in_at_the_limit_of_depth_and_bytes_has_room_inside_for_what_is_put_around_it() -> None:
+    deep = _nested(MAX_DEPTH)
+    large = {"text": "x" * (MAX_BYTES - 20)}
+    for value in (deep, large):
+        assert clean(value) == value
+        around = {"call": {"arguments": value, "signal": [{"payload": value}]}}
+        assert clean_inside(around) == around
+        assert storable(around) == around
+    with pytest.raises(NotStorable, match=f"nested deeper than {INSIDE_DEPTH}"):
+        clean_inside(_nested(INSIDE_DEPTH + 1))
+
+
+@pytest.mark.promise("H12")
+@pytest.mark.parametrize(
+    "value",
+    [
+        _nested(INSIDE_DEPTH + 1),
+        _nested(100_000),
+        ["x" * INSIDE_BYTES],
+        {"a": object()},
+        {1: 2},
+        {"a": float("nan"), "b": {3}},
+        b"\xff",
+    ],
+    ids=["deeper", "far deeper", "larger", "no JSON", "a key that is no text", "a set", "bytes"],
+)
+def test_what_must_be_stored_is_stored_shortened_whatever_it_is(value: object) -> None:
+    kept = storable(value)
+
+    assert kept["truncated"] is True
+    assert 0 < len(kept["text"]) <= SHORTENED_CHARACTERS
+    assert len(kept["sha256"]) == 64
+    assert clean(kept) == kept
+
+
+@pytest.mark.promise("H12")
+def test_a_text_that_must_be_stored_stays_a_text_and_says_how_long_it_was() -> None:
+    assert storable_text("as it is") == storable("as it is") == "as it is"
+    assert storable_text("a\x00\ud800") == "a\ufffd\ufffd"
+
+    cut = storable("y" * (INSIDE_BYTES + 1))
+
+    assert cut.startswith("y" * SHORTENED_CHARACTERS + "... [cut: 12,582,913 characters, SHA-256 ")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brain.prompt import ContextEvent, OpenCall, UnreadableEvent, call_ids, render, request_digest
+from brain.prompt import LONGEST_RESULT, ContextEvent, OpenCall, UnreadableEvent, call_ids, render, request_digest
 from deploy.demo.model_server import transcript_problem
 from shared.model.event import (
     ContextCompacted,
@@ -422,3 +422,46 @@ def test_what_was_found_out_about_a_call_that_only_the_summary_tells_of_is_said_
 
     assert 'About your earlier call of send with {"to":"me"}: a person found out' in told[-1]["content"]
     assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
+
+
+LONG = "z" * (LONGEST_RESULT + 1)
+CALLED: dict[str, Any] = {
+    "call_id": "c",
+    "tool": "send",
+    "version": 1,
+    "arguments": {},
+    "operation_id": None,
+    "replay": None,
+}
+
+
+@pytest.mark.promise("E15")
+@pytest.mark.parametrize(
+    "result",
+    [
+        ToolCallSuccess(**CALLED, result=LONG),
+        ToolCallSuccess(**CALLED, result={"answer": [LONG]}),
+        ToolCallError(**CALLED, error=LONG),
+        ToolCallInterrupted(**CALLED, partial=LONG, error="cut"),
+        ToolCallSettled(**CALLED, approval="a", answer="happened", result=LONG),
+    ],
+    ids=["an answer", "a value", "an error", "what was shown before a cut", "what a person found out"],
+)
+def test_a_result_of_any_kind_is_shown_up_to_a_limit_with_word_of_where_all_of_it_is(result: Payload) -> None:
+    call = ModelCall(call_id="c", provider_id="c", name="send", arguments="{}")
+
+    *_, shown = messages(user(), output(call), result)
+
+    text, cut = shown["content"].split("\n[cut: ")
+    assert len(text) == LONGEST_RESULT
+    assert cut.startswith(f"the first {LONGEST_RESULT:,} of ")
+    assert cut.endswith("event 3 of this session has the whole result]")
+
+
+@pytest.mark.promise("E15")
+def test_a_result_just_within_the_limit_is_shown_whole() -> None:
+    call = ModelCall(call_id="c", provider_id="c", name="send", arguments="{}")
+
+    *_, shown = messages(user(), output(call), ToolCallSuccess(**CALLED, result=LONG[1:]))
+
+    assert shown["content"] == LONG[1:]
