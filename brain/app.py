@@ -10,21 +10,28 @@ from brain.subagent import agent_kind, agent_specs
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
 from shared.engine.definition import registry
-from shared.engine.fleet import Fleet, Offering
+from shared.engine.fleet import Fleet, Offering, refusing
+from shared.errors import BadDefinition
 from shared.model.worker import Offer
 from shared.runtime.settings import addresses, settings
 
 
 def load(_pool: str) -> Offering:
-    """What a Brain worker runs: generations of its agents, and what goes with them."""
+    """What a Brain worker runs: generations of its agents, and what goes with them. Raises BadDefinition."""
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }
+    if not agents:
+        raise BadDefinition(
+            f"there is no agent in {', '.join(settings().agents) or 'BRAINHANDS_AGENTS, which is not set'}",
+            "name modules, YAML files or folders with agents in BRAINHANDS_AGENTS",
+        )
     offers = tuple(Offer(name=f"agent:{agent.name}", low=agent.oldest, high=agent.version) for agent in agents.values())
     kinds = (generation_kind(agents), compaction_kind(agents), intake_kind(), response_cancel_kind())
     calls = map(agent_kind, agents.values())
     return Offering(registry=registry((*kinds, *calls), offers), specs=agent_specs(agents.values()))
 
 
-celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")
-fleet = Fleet(celery, role="brain", task_name=BRAIN_TASK, load=load, ends_process=False)
+with refusing():
+    celery = celery_app("brain", redis_url=addresses().redis_url, queue=BRAIN_QUEUE, pool="threads")
+    fleet = Fleet(celery, role="brain", task_name=BRAIN_TASK, load=load, ends_process=False)

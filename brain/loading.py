@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from brain.agent import Agent
 from brain.agent_files import agents_at
 from shared.errors import BadDefinition
-from shared.runtime.modules import import_modules, is_path
+from shared.runtime.modules import import_modules, is_a, is_path
 
 
 def agents_in(entries: Iterable[str]) -> dict[str, list[Agent]]:
@@ -35,5 +35,5 @@ def _all(entries: list[str]) -> Iterator[tuple[Agent, str]]:
         yield agent, "a YAML file"
     for module in import_modules([entry for entry in entries if not is_path(entry)]):
         for value in vars(module).values():
-            if isinstance(value, Agent):
+            if is_a(value, Agent):
                 yield value, module.__name__

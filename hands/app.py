@@ -10,16 +10,24 @@ from hands.loading import tools_in
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import HANDS_QUEUE, HANDS_TASK
 from shared.engine.definition import registry
-from shared.engine.fleet import Fleet, Offering
+from shared.engine.fleet import Fleet, Offering, refusing
+from shared.errors import BadDefinition
 from shared.model.worker import Offer
 from shared.runtime.settings import addresses, settings
 
 
 def load(pool: str) -> Offering:
-    """What a Hands worker of a pool runs: the tools and flows that belong to it."""
+    """What a Hands worker of a pool runs: the tools and flows that belong to it. Raises BadDefinition."""
     loaded = tools_in(settings().tools)
     tools = [tool for tool in loaded.tools if tool.pool == pool]
     flows = [flow for flow in loaded.flows if flow.definition.pool == pool]
+    if not tools and not flows:
+        others = {tool.pool for tool in loaded.tools} | {flow.definition.pool for flow in loaded.flows}
+        raise BadDefinition(
+            f"there is no tool or flow of pool {pool} in"
+            f" {', '.join(settings().tools) or 'BRAINHANDS_TOOLS, which is not set'}",
+            f"start it with -Q {' or -Q '.join(sorted(others))}" if others else "name modules in BRAINHANDS_TOOLS",
+        )
     kinds = (*(tool_kind(tool) for tool in tools), *(flow_kind(flow) for flow in flows))
     limits = {tool.kind: tool.concurrency for tool in sorted(loaded.tools, key=attrgetter("version"))}
     offers = tuple(
@@ -30,5 +38,6 @@ def load(pool: str) -> Offering:
     return Offering(registry=registry(kinds, offers), specs=specs)
 
 
-celery = celery_app("hands", redis_url=addresses().redis_url, queue=HANDS_QUEUE, pool="prefork")
-fleet = Fleet(celery, role="hands", task_name=HANDS_TASK, load=load, ends_process=True)
+with refusing():
+    celery = celery_app("hands", redis_url=addresses().redis_url, queue=HANDS_QUEUE, pool="prefork")
+    fleet = Fleet(celery, role="hands", task_name=HANDS_TASK, load=load, ends_process=True)

@@ -49,7 +49,6 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
         worker_max_tasks_per_child=1000,
         worker_send_task_events=True,
         worker_eta_task_limit=100,
-        worker_hijack_root_logger=False,
         enable_utc=True,
         timezone="UTC",
     )

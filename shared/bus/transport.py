@@ -107,7 +107,9 @@ class Channel(redis.Channel):
         queue = key.decode().partition(self.sep)[0]
         own = own_entry(entry, queue)
         if own is None:
-            log.warning("entry_dropped", queue=queue, bytes=len(entry))
+            # Workers greet each other by queues of their own, which say nothing that we need.
+            log_drop = log.debug if queue.endswith(".pidbox") else log.warning
+            log_drop("entry_dropped", queue=queue, bytes=len(entry))
             return None
         return key, own
 

@@ -23,6 +23,7 @@ from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
 from shared.cli.door import current_addresses
 from shared.cli.terminal import say
 from shared.errors import BadInput
+from shared.runtime.lines import wrap_outputs
 from shared.runtime.modules import is_path
 from shared.runtime.settings import Addresses, addresses, settings
 from shared.store import migrate as schema
@@ -143,6 +144,7 @@ def flower_part(found: Addresses, port: int) -> Part:
         command=[
             *(sys.executable, "-m", "celery", "-A", "brain.app", "flower"),
             *("--address=127.0.0.1", f"--port={port}", "--read_only=true", "--logging=warning"),
+            "--tasks_columns=kwargs,state,received,runtime,worker,name,uuid",
         ],
         environment=_environment(found, FLOWER_BASIC_AUTH=f"{FLOWER_USER}:{password}", FLOWER_COOKIE_SECRET=cookies),
     )
@@ -178,4 +180,6 @@ def _environment(found: Addresses, *, asks_the_model: bool = False, **more: str)
 
 def _become(part: Part) -> NoReturn:
     sys.stdout.flush()
+    if part.name == "flower" and settings().log_format == "json":
+        wrap_outputs(part.name)  # the other parts do so themselves
     os.execve(part.command[0], list(part.command), dict(part.environment))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.model.json import digest
+from shared.model.json import clean, clean_text, digest
 
 
 class Replay(StrEnum):
@@ -29,6 +29,12 @@ class ToolSpec(BaseModel):
     parameters: dict[str, Any]
     """JSON schema of the arguments object."""
     pool: str
+
+    def cleaned(self) -> ToolSpec:
+        """As the catalogue can hold it. Raises NotStorable."""
+        return self.model_copy(
+            update={"description": clean_text(self.description), "parameters": clean(self.parameters)}
+        )
 
     @property
     def digest(self) -> str:

@@ -2,10 +2,13 @@
 
 A record made by `logger(...)` is an event with a stable name and fields. Records of libraries have their message in the
 event's place. An exception adds `error` and `trace` (innermost call first), and never more than one line.
+
+With `json`, what a process writes without logging is made JSON too (`shared/runtime/lines.py`).
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -15,11 +18,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from shared.runtime.faults import told
+from shared.runtime.lines import wrap_outputs
 from shared.runtime.settings import settings
 
 TRACE_DEPTH = 6
-ONE_LINE_A_MESSAGE = ("celery.worker.strategy", "celery.app.trace", "httpx2")
-"""Libraries that log each hint or request; what came of it is in the session's log."""
+TALKATIVE = ("celery.worker.strategy", "celery.app.trace", "httpx2", "alembic")
+"""Libraries that log each hint or request, of which the session's log has what came, or each look at the schema."""
 
 
 logging.getLogger("brainhands").addHandler(logging.NullHandler())  # in a program that configures no logs, it is silent
@@ -61,17 +65,31 @@ def logger(name: str) -> EventLogger:
 
 
 def configure_logs(process: str) -> None:
-    """Sends every record of this process to standard error in the form the settings choose; may be called again."""
+    """Sends all records of this process, and of those that it forks, to standard error in the form the settings choose.
+
+    What they print is not held back either, and no character of it is an error. Called once, before other threads run.
+    """
     chosen = settings()
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(line_buffering=True, errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(process) if chosen.log_format == "json" else TextLines(process))
+    handler.setFormatter(TextLines(process))
+    if chosen.log_format == "json":
+        handler.setStream(wrap_outputs(process))
+        handler.setFormatter(JsonLines(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(chosen.log_level)
-    for name in ONE_LINE_A_MESSAGE:
+    for name in TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ONE_LINE_A_TRY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def logs_are_json() -> bool:
+    """Whether this process logs JSON by now."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
 class TextLines(logging.Formatter):

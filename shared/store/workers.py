@@ -122,8 +122,11 @@ def forget() -> Call:
 
 
 def publish(database: Database, specs: Iterable[ToolSpec]) -> None:
-    """Publish what a worker implements. Raises SpecConflict if a name and version is there with other parameters."""
-    for spec in specs:
+    """Publish what a worker implements.
+
+    Raises SpecConflict if a name and version is there with other parameters, NotStorable for ones that cannot be.
+    """
+    for spec in (spec.cleaned() for spec in specs):
         call = PUBLISH(
             name=spec.name, version=spec.version, kind=spec.kind, digest=spec.digest, spec=spec.model_dump_json()
         )

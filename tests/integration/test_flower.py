@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.model.submission import Receipt
-from tests.instruments.fleet import Fleet, wait_until
+from tests.instruments.fleet import CELERY, Fleet, wait_until
 
 
 class Page:
@@ -68,7 +69,10 @@ def flower(fleet: Fleet, home: Path) -> Page:
     fleet.environment["BRAINHANDS_HOME"] = str(home)
     port = free_port()
     flower = fleet._start("flower", "-m", "shared.cli.main", "flower", "--port", str(port), environment={})
-    fleet.everything()
+    fleet.relay()
+    for role in ("brain", "hands"):  # as in README, which gives them no names
+        fleet._start(role, *CELERY, f"{role}.app", "worker", "-Q", f"{role}.default", "-c", "1", environment={})
+    fleet.wait_for_workers(relay=1, brain=1, hands=1)
     wait_until(lambda: answers(port), 60, f"Flower's answer; it wrote {flower.output[-2000:]}")
     return Page(port, (home / "flower-password").read_text())
 
@@ -93,11 +97,13 @@ def test_flower_shows_both_fleets_and_readable_hints_to_who_has_the_password_and
     receipt = fleet.script({"calls": [{"name": "note", "arguments": {"text": "private"}}]}, {"text": "done"})
     fleet.wait(receipt)
 
-    wait_until(lambda: len(flower.json("/api/workers")) == 2, 30, "two workers in Flower")
-    names = {name.partition("@")[0].rstrip("0123456789") for name in flower.json("/api/workers")}
+    wait_until(lambda: len(flower.json("/api/workers?refresh=1")) == 2, 30, "two workers in Flower")
+    names = {name.partition("@")[0].rstrip("-0123456789") for name in flower.json("/api/workers")}
     assert names == {"brain", "hands"}
     wanted = {f"{what} session={receipt.session_id}" for what in ("worker", "note")}
     wait_until(lambda: hints_of(flower, receipt) >= wanted, 30, "the hints in Flower")
+    columns = re.findall(r'data-column="(\w+)"', flower.read("/tasks"))
+    assert columns[0] == "kwargs"  # the readable form of a hint
     tasks = flower.json("/api/tasks")
     # Of a task whose first event came before Flower listened, it knows no name.
     assert {task["name"] for task in tasks.values()} - {None} == {"brain.advance", "hands.advance"}

@@ -494,5 +494,6 @@ def test_a_module_that_does_not_exist_is_named(folder: Path, name: str) -> None:
 def test_an_import_that_fails_inside_a_module_is_not_taken_for_a_missing_module(folder: Path) -> None:
     write(folder, app_tools="import no_such_library\n")
 
-    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+    said = r"app_tools.py:\d+: module app_tools cannot be imported: ModuleNotFoundError: .*'no_such_library'"
+    with pytest.raises(BadDefinition, match=said):
         tools_in(["app_tools"])
