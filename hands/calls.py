@@ -27,7 +27,7 @@ from hands.arguments import BadArguments
 from hands.context import ToolContext
 from hands.outcomes import NotFound, Retry, ToolError, Unknown, shortest_result
 from hands.policy import Decision
-from hands.tool import AnyTool as Tool
+from hands.tool import AnyTool
 from shared.engine import answering, approvals, endings
 from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
 from shared.engine.draft import Draft
@@ -51,7 +51,7 @@ LOOK_UPS = 10
 log = logger("calls")
 
 
-def tool_kind(tool: Tool) -> Kind:
+def tool_kind(tool: AnyTool) -> Kind:
     """The task kind that runs calls of this tool."""
     return Kind(
         name=tool.kind,
@@ -72,7 +72,7 @@ def tool_kind(tool: Tool) -> Kind:
     )
 
 
-def _call(tool: Tool, run: Run) -> Step:
+def _call(tool: AnyTool, run: Run) -> Step:
     """Validate, judge, and store the intent."""
     task = run.task
     judged = _judged(tool, task, task.input["arguments"])
@@ -82,7 +82,7 @@ def _call(tool: Tool, run: Run) -> Step:
     return Step(partial(_begin, tool=tool, task=task, call=call, decision=decision))
 
 
-def _judged(tool: Tool, task: Task, raw: Json) -> tuple[dict[str, Json], Decision] | str:
+def _judged(tool: AnyTool, task: Task, raw: Json) -> tuple[dict[str, Json], Decision] | str:
     """The final call and what the rules say of it, or why it cannot run.
 
     The author's validators and rules have no effect yet, so what they raise is definite.
@@ -103,7 +103,7 @@ def _judged(tool: Tool, task: Task, raw: Json) -> tuple[dict[str, Json], Decisio
 def _begin(
     draft: Draft,
     *,
-    tool: Tool,
+    tool: AnyTool,
     task: Task,
     call: dict[str, Json],
     decision: Decision,
@@ -130,7 +130,7 @@ def _begin(
     return _store_intent(draft, tool=tool, task=task, call=call, causes=causes)
 
 
-def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json], found_out: str | None = None) -> Task | None:
+def _equal_unknown(draft: Draft, tool: AnyTool, call: dict[str, Json], found_out: str | None = None) -> Task | None:
     """A call with the same arguments in this session that may have acted; a safe tool may act twice."""
     if tool.replay is Replay.SAFE:
         return None
@@ -144,7 +144,7 @@ def _equal_unknown(draft: Draft, tool: Tool, call: dict[str, Json], found_out: s
     )
 
 
-def _answered(tool: Tool, run: Run) -> Step:
+def _answered(tool: AnyTool, run: Run) -> Step:
     """Go on with a person's answer; proposed arguments are validated and judged like those of the model."""
     task = run.task
     approval = approvals.asked(run)
@@ -162,7 +162,7 @@ def _answered(tool: Tool, run: Run) -> Step:
     return Step(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
 
 
-def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
+def _use_approval(draft: Draft, *, tool: AnyTool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
     """The approval is used up by the commit that stores the intent, and covers every attempt of this operation."""
     if _equal_unknown(draft, tool, call) is not None:
         reason = "an equal call ended without it being known whether it took effect"
@@ -175,7 +175,7 @@ def _use_approval(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json]
     return _store_intent(draft, tool=tool, task=task, call=call, causes=answered)
 
 
-def _reviewed(tool: Tool, run: Run) -> Step:
+def _reviewed(tool: AnyTool, run: Run) -> Step:
     """Go on with what a person found out about an effect: of this call, or of an equal one before it."""
     task = run.task
     approval = approvals.asked(run)
@@ -210,7 +210,7 @@ def _settle_and(draft: Draft, *, decide: Decide, earlier: Task | None, approval:
     return decide(draft)
 
 
-def _store_intent(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
+def _store_intent(draft: Draft, *, tool: AnyTool, task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
     acts_until = _acts_until(draft, tool)
     payload = ToolCallStart(**_named(tool, call), acts_until=acts_until)
     seq = draft.event(payload, causes=causes, task=draft.task(task.id))
@@ -218,15 +218,15 @@ def _store_intent(draft: Draft, *, tool: Tool, task: Task, call: dict[str, Json]
     return Next("execute", checkpoint=checkpoint)
 
 
-def _named(tool: Tool, call: dict[str, Json]) -> dict[str, Json]:
+def _named(tool: AnyTool, call: dict[str, Json]) -> dict[str, Json]:
     return {**call, "tool": tool.name, "version": tool.version}
 
 
-def _acts_until(draft: Draft, tool: Tool) -> datetime:
+def _acts_until(draft: Draft, tool: AnyTool) -> datetime:
     return draft.now + timedelta(seconds=tool.timeout + tool.settle)
 
 
-def _again(tool: Tool, run: Run) -> Step:
+def _again(tool: AnyTool, run: Run) -> Step:
     """Store the intent of a further attempt of the same operation."""
     checkpoint = run.task.checkpoint
 
@@ -238,13 +238,13 @@ def _again(tool: Tool, run: Run) -> Step:
     return Step(store)
 
 
-def _execute(tool: Tool, run: Run) -> Step:
+def _execute(tool: AnyTool, run: Run) -> Step:
     if run.task.phase_attempts > 1:
         return _recover(tool, run)
     return _attempt(tool, run)
 
 
-def _recover(tool: Tool, run: Run) -> Step:
+def _recover(tool: AnyTool, run: Run) -> Step:
     """An earlier attempt ended without a commit: what it did is unknown."""
     task = run.task
     earlier = run.earlier_attempts()
@@ -262,13 +262,13 @@ def _recover(tool: Tool, run: Run) -> Step:
             )
 
 
-def _replay(tool: Tool, task: Task) -> Replay:
+def _replay(tool: AnyTool, task: Task) -> Replay:
     """The policy that both the stored intent and the tool as it is now allow."""
     stored = Replay(task.checkpoint["call"]["replay"])
     return stored if stored is tool.replay else Replay.UNSAFE
 
 
-def _attempt(tool: Tool, run: Run) -> Step:
+def _attempt(tool: AnyTool, run: Run) -> Step:
     """Run the tool and take its word; whatever is not its word leaves the effect unknown."""
     task = run.task
     try:
@@ -301,7 +301,7 @@ def _context(run: Run) -> ToolContext:
     )
 
 
-def _unknown(tool: Tool, run: Run, error: str) -> Step:
+def _unknown(tool: AnyTool, run: Run, error: str) -> Step:
     task = run.task
     match _replay(tool, task):
         case Replay.SAFE:
@@ -313,7 +313,7 @@ def _unknown(tool: Tool, run: Run, error: str) -> Step:
             return Step(partial(_interrupt, tool=tool, task=task, error=error, partial_output=run.shown or ""))
 
 
-def _go_and_look(tool: Tool, task: Task, deadlines: list[datetime], error: str | None = None) -> Step:
+def _go_and_look(tool: AnyTool, task: Task, deadlines: list[datetime], error: str | None = None) -> Step:
     """Go on to the look-up; an attempt that was claimed after its intent can act for longer than the intent says."""
     stored = datetime.fromisoformat(task.checkpoint["acts_until"])
     acts_until = max([stored, *(deadline + timedelta(seconds=tool.settle) for deadline in deadlines)])
@@ -323,7 +323,7 @@ def _go_and_look(tool: Tool, task: Task, deadlines: list[datetime], error: str |
     return Step(lambda _draft: Next("reconcile", checkpoint=checkpoint))
 
 
-def _try_again(tool: Tool, task: Task, error: str, after: float | None) -> Step:
+def _try_again(tool: AnyTool, task: Task, error: str, after: float | None) -> Step:
     """A durable retry: nothing is held until its time."""
     runs = task.checkpoint["runs"]
     if runs > tool.retries:
@@ -332,7 +332,7 @@ def _try_again(tool: Tool, task: Task, error: str, after: float | None) -> Step:
     return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint={**task.checkpoint, "error": error}))
 
 
-def _reconcile(tool: Tool, run: Run) -> Step:
+def _reconcile(tool: AnyTool, run: Run) -> Step:
     """Find out by the operation id whether the effect happened."""
     task = run.task
     if (late := _late_result(run.earlier_attempts())) is not None:
@@ -353,7 +353,7 @@ def _reconcile(tool: Tool, run: Run) -> Step:
             return _succeeded(task, tool.result(found), "lookup")
 
 
-def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
+def _not_found(tool: AnyTool, task: Task, asked_at: datetime) -> Step:
     """It did not happen, if nothing sent before can still act; then it is run again, within the tool's retries."""
     acts_until = datetime.fromisoformat(task.checkpoint["acts_until"])
     assert tool.found_by is not None
@@ -369,7 +369,7 @@ def _not_found(tool: Tool, task: Task, asked_at: datetime) -> Step:
     return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint=checkpoint))
 
 
-def _ask_later(tool: Tool, task: Task, error: str) -> Step:
+def _ask_later(tool: AnyTool, task: Task, error: str) -> Step:
     look_ups = task.checkpoint["look_ups"] + 1
     if look_ups >= LOOK_UPS:
         reason = f"{task.checkpoint.get('error', 'the worker died')}; {error} (asked {look_ups} times)"
@@ -394,7 +394,7 @@ def _succeed(draft: Draft, *, task: Task, result: Json, source: str) -> Transiti
     return Done(result)
 
 
-def _interrupt(draft: Draft, *, tool: Tool, task: Task, error: str, partial_output: str) -> Transition:
+def _interrupt(draft: Draft, *, tool: AnyTool, task: Task, error: str, partial_output: str) -> Transition:
     """The effect stays unknown: the tool says whether the model is told, or a person is asked."""
     if tool.unknown == "review":
         call, causes = task.checkpoint["call"], [task.checkpoint["start_seq"]]
@@ -414,7 +414,7 @@ def _late_result(attempts: list[Attempt]) -> Json:
     return next((each.late_result for each in attempts if each.late_result is not None), None)
 
 
-def _how_it_ended(tool: Tool, last: Attempt | None) -> str:
+def _how_it_ended(tool: AnyTool, last: Attempt | None) -> str:
     started = None if last is None else last.deadline - timedelta(seconds=tool.timeout)
     return f"the attempt that began at {started:%H:%M:%S} UTC ended without a result" if started else "no result"
 
