@@ -85,7 +85,7 @@ def decide(
     its own gets `{prefix}_{place}`; the prefix must belong to this reply alone.
     """
     if reason := unusable(reply.finish_reason, reply.refusal):
-        return GiveUp(reason, reply.text or None if _is_cut(reply) else None)
+        return GiveUp(reason, reply.text or None if is_cut(reply.finish_reason, reply.refusal) else None)
     if reply.calls:
         return CallTools(_plan(reply, offered, used_ids, prefix))
     if reply.text.strip():
@@ -108,9 +108,9 @@ def unusable(finish_reason: str, refusal: str | None) -> str | None:
     return None
 
 
-def _is_cut(reply: Reply) -> bool:
+def is_cut(finish_reason: str, refusal: str | None) -> bool:
     """Whether a useless reply is only the beginning of one, and not a text that should not be shown."""
-    return not reply.refusal and reply.finish_reason != "content_filter"
+    return not refusal and finish_reason != "content_filter"
 
 
 def _plan(

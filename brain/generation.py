@@ -29,6 +29,7 @@ from brain.models import chat, responses
 from brain.models.line import endpoint
 from brain.models.provider import OVERFLOW, estimated_usage
 from brain.models.reply import Interrupted, ProviderError, Reply
+from brain.models.strict import strict
 from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
 from shared.engine.definition import Kind, Phase, Step, pinned_phase
@@ -224,7 +225,7 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     if missing := [tool for tool in request.tools if (tool.name, tool.version) not in published]:
         raise Incompatible(f"the catalogue has no tool {missing[0].name}@{missing[0].version}, which is in the request")
     specs = [published[tool.name, tool.version] for tool in request.tools]
-    rendered = prompt.render(events, request, specs)
+    rendered = strict(prompt.render(events, request, specs))
     in_background = ended is not None or agent.background
     body = responses.request_of(rendered) if in_background else rendered
     digest = prompt.request_digest(body) if ended is None else run.task.checkpoint[HANDLE]["digest"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
-from brain.decide import unusable
+from brain.decide import is_cut, unusable
 from shared.errors import BrainhandsError, Incompatible, NotStorable
 from shared.model.event import (
     REDACTED,
@@ -225,8 +225,11 @@ def call_ids(events: Iterable[ContextEvent]) -> set[str]:
 
 def _turn(output: ModelOutput, results: dict[str, str], *, redacted: bool) -> list[Message]:
     """The assistant's message and the results of its calls; nothing for a reply that said nothing."""
-    calls = [] if unusable(output.finish_reason, output.refusal) else output.calls
-    text = output.text if output.text.strip() else None
+    useless = unusable(output.finish_reason, output.refusal)
+    calls = [] if useless else output.calls
+    # What the model or a filter refused would be refused again in every later request.
+    refused = useless and not is_cut(output.finish_reason, output.refusal)
+    text = output.text if output.text.strip() and not refused else None
     if not calls:
         return [{"role": "assistant", "content": text}] if text else []
     said = {"role": "assistant", "content": text, "tool_calls": [_call(call) for call in calls]}
@@ -243,7 +246,8 @@ def _call(call: ModelCall) -> Message:
 
 def _name(name: str) -> str:
     """The name as providers accept it: a model may have called a tool by a name that no tool can have."""
-    return NOT_IN_A_NAME.sub("_", name)[:LONGEST_NAME] or "_"
+    taken = NOT_IN_A_NAME.sub("_", name)
+    return (taken if taken[:1].isalpha() else f"_{taken}")[:LONGEST_NAME]
 
 
 def _arguments(text: str) -> str:

@@ -57,7 +57,7 @@ class Call:
     name: str
     arguments: Any = ""
     """Text is sent as it is, well formed or not; any other value as JSON."""
-    id: str | None = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    id: str | None = field(default_factory=lambda: secrets.token_hex(5)[:9])
 
     @property
     def arguments_text(self) -> str:
@@ -88,6 +88,7 @@ class Reply:
 
 
 Script = Callable[[Request], Reply]
+SCRIPT = re.compile(r'\{\s*"script"')
 
 
 def converse(request: Request) -> Reply:
@@ -136,14 +137,16 @@ def _text(content: str | list[dict[str, Any]]) -> str:
 
 
 def _steps(text: str) -> list[dict[str, Any]] | None:
-    for brace in re.finditer(r'\{\s*"script"', text):
+    """The last script of the text, which may be several messages that were joined."""
+    steps, place = None, 0
+    while brace := SCRIPT.search(text, place):
         try:
-            value, _ = json.JSONDecoder().raw_decode(text, brace.start())
+            value, place = json.JSONDecoder().raw_decode(text, brace.start())
         except ValueError as problem:
             raise ValueError(f"the script is not JSON: {problem}") from problem
         if isinstance(value["script"], list):
-            return value["script"]
-    return None
+            steps = value["script"]
+    return steps
 
 
 def _summary(text: str) -> Reply:

@@ -32,6 +32,7 @@ from tornado.web import Application
 from deploy.demo import model_responses
 from deploy.demo.model_responses import Stored, as_chat
 from deploy.demo.model_scripts import Call, Fault, Message, Reply, Request, Script, converse
+from deploy.demo.model_strict import strict_problem
 from deploy.demo.web import JsonHandler, ThreadedServer, application, serve
 
 DEFAULT_MODEL = "demo"
@@ -97,7 +98,7 @@ class _Player(_Handler):
         """Return what to play now; None where the request was refused, and is answered."""
         if not await self._known():
             return None
-        if problem := transcript_problem(request.get("messages")):
+        if problem := transcript_problem(request.get("messages")) or strict_problem(request):
             await self._refuse(400, "invalid_messages", problem)
             return None
         try:

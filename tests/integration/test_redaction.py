@@ -219,8 +219,8 @@ def test_the_conversation_goes_on_and_the_model_sees_what_was_redacted_as_such(s
     *_, last = [body["messages"] for body in shared_fleet.model_requests() if '"third"' in str(body["messages"])]
     (system, *said) = [(message["role"], message["content"]) for message in last]
     assert system[0] == "system"
-    assert said[:3] == [("user", "[redacted]"), ("assistant", "[redacted]"), ("assistant", "said first")]
-    assert said[4:7] == [("assistant", None), ("tool", "[redacted]"), ("assistant", "said second")]
+    assert said[:2] == [("user", "[redacted]"), ("assistant", "[redacted]\n\nsaid first")]
+    assert said[3:6] == [("assistant", None), ("tool", "[redacted]"), ("assistant", "said second")]
     assert said[-1] == ("tool", "noted third")
     assert shared_fleet.client.verify(session) is None
     invariants.check(shared_fleet.database_url)

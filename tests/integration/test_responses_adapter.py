@@ -139,7 +139,8 @@ def test_an_answer_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPa
 
 def test_the_model_server_speaks_to_the_client_library_as_a_provider_does(model: str) -> None:
     client = openai.OpenAI(api_key=KEY, base_url=f"{model}/v1", max_retries=0)
-    tool: Any = {"type": "function", "name": "echo", "parameters": {"type": "object"}, "strict": False}
+    nothing = {"type": "object", "properties": {}}
+    tool: Any = {"type": "function", "name": "echo", "parameters": nothing, "strict": False}
 
     asked = client.responses.create(model="m", input="echo hello", tools=[tool])
     (call,) = (item for item in asked.output if item.type == "function_call")

@@ -43,7 +43,7 @@ def test_steering_input_joins_after_the_results_and_is_answered_with_the_work(sh
     assert types[steered_at - 1 : steered_at + 2] == ["tool_call_success", "user_message", "model_request"]
     requests = [body["messages"] for body in shared_fleet.model_requests()]
     (with_steer,) = [messages for messages in requests if messages[-1]["content"] == "also think of this"]
-    assert [message["role"] for message in with_steer[-4:]] == ["user", "assistant", "tool", "user"]
+    assert [message["role"] for message in with_steer[-4:]] == ["assistant", "tool", "assistant", "user"]
 
 
 @pytest.mark.promise("A9")

@@ -15,10 +15,11 @@ from deploy.demo.model_server import transcript_problem
 
 Messages = list[dict[str, Any]]
 
-ECHO = {"type": "function", "function": {"name": "echo", "parameters": {"type": "object"}}}
-NOTICES = {"type": "function", "function": {"name": "send_notices", "parameters": {"type": "object"}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "echo", "arguments": "{}"}}
-RESULT = {"role": "tool", "tool_call_id": "c1", "content": "the result"}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+ECHO = {"type": "function", "function": {"name": "echo", "parameters": NOTHING}}
+NOTICES = {"type": "function", "function": {"name": "send_notices", "parameters": NOTHING}}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "echo", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "call00001", "content": "the result"}
 
 
 @pytest.fixture
@@ -139,14 +140,19 @@ def test_notices_are_sent_once_for_each_user_message(client: OpenAI) -> None:
 
 
 def test_each_request_since_the_user_message_plays_the_next_step(client: OpenAI) -> None:
-    calls = [{"name": "a", "arguments": {"n": 1}, "id": "c1"}, {"name": "b", "arguments": "{broken", "id": "c2"}]
+    calls = [
+        {"name": "a", "arguments": {"n": 1}, "id": "call00001"},
+        {"name": "b", "arguments": "{broken", "id": "call00002"},
+    ]
     messages = _scripted({"text": "first", "calls": calls, "finish_reason": "stop"}, {"refusal": "I will not."})
 
     first = _ask(client, messages).choices[0]
+    said = first.message.model_dump()
+    said["tool_calls"][1]["function"]["arguments"] = "{}"
     messages += [
-        first.message.model_dump(),
-        {"role": "tool", "tool_call_id": "c1", "content": "1"},
-        {"role": "tool", "tool_call_id": "c2", "content": "2"},
+        said,
+        {"role": "tool", "tool_call_id": "call00001", "content": "1"},
+        {"role": "tool", "tool_call_id": "call00002", "content": "2"},
     ]
     second = _ask(client, messages).choices[0]
     third = _ask(client, [*messages, {"role": "assistant", "content": "x"}, *_user("new")]).choices[0]
@@ -163,7 +169,7 @@ def test_calls_may_share_an_id_or_have_none(client: OpenAI) -> None:
     calls = _ask(client, _scripted(step)).choices[0].message.tool_calls
 
     assert [call.id for call in calls[:3]] == ["x", "x", None]
-    assert calls[3].id.startswith("call_")
+    assert len(calls[3].id) == 9
     assert calls[3].function.arguments == ""
 
 
@@ -292,7 +298,7 @@ def test_a_script_that_makes_no_sense_is_refused(client: OpenAI, text: str) -> N
     ("messages", "problem"),
     [
         ([], "No messages"),
-        ([*_user("x"), {"role": "assistant", "tool_calls": [CALL]}], "No answer to these calls: c1"),
+        ([*_user("x"), {"role": "assistant", "tool_calls": [CALL]}], "No answer to these calls: call00001"),
         ([*_user("x"), {"role": "assistant", "tool_calls": [CALL]}, *_user("y"), RESULT], "No answer"),
         ([*_user("x"), RESULT], r"messages\[1\] answers no call"),
         ([{"role": "assistant", "tool_calls": [CALL]}, RESULT, RESULT], r"messages\[2\] answers no call"),
