@@ -20,6 +20,7 @@ from shared.errors import OlderWorkers
 from shared.kernel import chain, delta, intake, moves
 from shared.kernel.owners import owned_first
 from shared.kernel.times import later
+from shared.model import prices
 from shared.model.approval import HUMAN, Answer, Approval
 from shared.model.commit import (
     ApprovalChange,
@@ -78,7 +79,7 @@ def _with_use(total: Total, usage: Usage) -> Total:
         total,
         tokens_in=total.tokens_in + usage.tokens_in,
         tokens_out=total.tokens_out + usage.tokens_out,
-        cost=total.cost + (usage.cost or 0),
+        cost=prices.added(total.cost, usage.cost),
     )
 
 
@@ -180,7 +181,7 @@ class Draft:
         return SubmissionUse(
             tokens_in=stored.tokens_in + added.tokens_in,
             tokens_out=stored.tokens_out + added.tokens_out,
-            cost=stored.cost + added.cost,
+            cost=prices.added(stored.cost, added.cost),
         )
 
     def add(self, task: Task) -> None:

@@ -11,6 +11,7 @@ a worker would take hints and drop them. What a command line may not ask for is 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import click
+from billiard.common import terminate_handler_fired  # type: ignore[attr-defined]
 from celery import Celery, signals
 from celery.concurrency import get_implementation
 from celery.exceptions import SecurityWarning
@@ -97,6 +99,9 @@ class Fleet:
         """The body of the Celery task: a hint that is none of ours does nothing."""
         if self._worker is not None:
             self._worker.advance(read_hints(message))
+        if terminate_handler_fired():
+            # Celery ends this process. What a tool did until then is stored, so it can go.
+            raise SystemExit
 
     def _begin(self, instance: Any, options: dict[str, Any], **_: Any) -> None:
         """In the main process, before Celery looks at anything."""
@@ -155,6 +160,8 @@ class Fleet:
         try:
             os.setpgid(0, 0)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            # Celery's children may have none of their own; those of a tool are in the process group, and end with it.
+            multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
             self._start(parent_pid=os.getppid())
         except BaseException:
             log.exception("child_not_started")

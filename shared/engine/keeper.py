@@ -13,6 +13,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shared.engine.guard import Guard
@@ -60,6 +62,7 @@ class Keeper:
         self._ends_process = ends_process
         self._guard: Guard | None = None
         self._held: dict[TaskId, Held] = {}
+        self._guests_until = math.inf
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -133,15 +136,39 @@ class Keeper:
             held = self._held.get(task_id)
             return 0.0 if held is None or held.fence != fence else held.until - time.monotonic()
 
+    @contextmanager
+    def guests(self, seconds: float = math.inf) -> Iterator[None]:
+        """While code of others runs: where the process ends with its leases, it ends after so many seconds too.
+
+        Such code may use SIGALRM for itself. Meanwhile the guard alone ends the process; here the timer is taken back.
+        """
+        with self._lock:
+            self._guests_until = time.monotonic() + seconds
+            self._arm()
+        try:
+            yield
+        finally:
+            if self._ends_process and threading.current_thread() is threading.main_thread():
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            with self._lock:
+                self._guests_until = math.inf
+                self._arm()
+
     def _arm(self) -> None:
         if not self._ends_process:
             return
         until = min((held.until for held in self._held.values()), default=math.inf)
+        until = min(until, self._guests_until)
+        if self._guard is None or signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:
+            self._set_timer(until)
+        self._tell_guard(until)
+
+    def _set_timer(self, until: float) -> None:
         seconds = until - time.monotonic()
         if seconds <= 0:
             signal.raise_signal(signal.SIGALRM)  # the lease ended before this process came to arm its timer
         signal.setitimer(signal.ITIMER_REAL, 0.0 if until == math.inf else max(0.001, seconds))
-        self._tell_guard(until)
 
     def _tell_guard(self, until: float) -> None:
         if self._guard is None:

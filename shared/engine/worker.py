@@ -17,7 +17,7 @@ from functools import partial
 from shared.bus.bell import Bell
 from shared.engine import blocking, endings, steps
 from shared.engine.company import Company
-from shared.engine.definition import Kind, Phase, Registry, Step
+from shared.engine.definition import PINNED_SECONDS, Kind, Phase, Registry, Step
 from shared.engine.draft import Draft, Origin
 from shared.engine.keeper import Keeper
 from shared.engine.ledger import Ledger
@@ -160,9 +160,11 @@ class Worker:
         `early` lets a phase that only decides share the claim's commit. Raises Incompatible, having claimed nothing.
         """
         kind = self._registry.kind(look.task)
-        found, began = kind.read(look.task), time.monotonic()
-        phase = kind.phases[found.phase]
-        step = self._decide_early(replace(look, task=found), phase) if early else None
+        began = time.monotonic()
+        with self.keeper.guests(PINNED_SECONDS):  # no lease bounds migrations and rules that run before the claim
+            found = kind.read(look.task)
+            phase = kind.phases[found.phase]
+            step = self._decide_early(replace(look, task=found), phase) if early else None
 
         def fill(view: View) -> Commit | None:
             task = view.tasks[look.task.id]
@@ -206,7 +208,8 @@ class Worker:
             kind = self._registry.kind(task)
             found = kind.read(task)
             phase, run = kind.phases[found.phase], self._run(found)
-            step = phase.run(run)
+            with self.keeper.guests():
+                step = phase.run(run)
             run.end()
             return self._store(task, kind, phase, run, step, began=began)
         except THEIRS:

@@ -34,6 +34,10 @@ INSIDE_BYTES = 3 * MAX_BYTES
 
 SHORTENED_CHARACTERS = 2_000
 
+# Of our own: a module of the same process may put others in the place of json.dumps and json.loads.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder()
+
 _BAD_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 _BIGGEST_INTEGER = 10**MAX_DIGITS
 
@@ -88,12 +92,12 @@ def clean_text(text: str) -> str:
 
 def canonical(value: Json) -> str:
     """The one text of a cleaned value: sorted keys, no spaces, no escapes beyond what JSON needs."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def duplicate(value: Json) -> Json:
     """A cleaned value again, sharing nothing with the one given: what code does to it leaves that one as it is."""
-    return json.loads(canonical(value))
+    return _DECODER.decode(canonical(value))
 
 
 def digest(value: Json) -> str:
@@ -106,7 +110,7 @@ def parse(text: str) -> Json:
     if len(text) > MAX_BYTES:
         raise NotStorable("", f"{len(text):,} characters are more than the limit of {MAX_BYTES:,}")
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_bounded)
+        value = _STRICT_DECODER.decode(text)
     except RecursionError:
         raise NotStorable("", f"nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:
@@ -171,3 +175,6 @@ def _bounded(literal: str) -> int:
     if len(literal) > MAX_DIGITS:
         raise ValueError(f"number of more than {MAX_DIGITS} digits")
     return int(literal)
+
+
+_STRICT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, parse_int=_bounded)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 MILLION = 1_000_000
 MAX_USD = 10**9
+_EXACT = Context(prec=60, traps=[])
+"""Of our own: a module of the same process may change the one that all threads begin with."""
 
 
 def dollars(amount: Decimal) -> str:
     """An amount in plain digits, without an exponent or zeros at its end: `0.0125`."""
     text = f"{amount:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def added(amount: Decimal, other: Decimal | None) -> Decimal:
+    """The exact sum; None counts as nothing."""
+    return _EXACT.add(amount, other or Decimal(0))
 
 
 Usd: TypeAlias = Annotated[
@@ -37,4 +44,5 @@ class Prices(BaseModel):
         """USD for one model call, exactly; `tokens_cached` of `tokens_in` came from the provider's cache."""
         cached = min(tokens_cached, tokens_in)
         cached_price = self.input if self.cached_input is None else self.cached_input
-        return ((tokens_in - cached) * self.input + cached * cached_price + tokens_out * self.output) / MILLION
+        with localcontext(_EXACT):
+            return ((tokens_in - cached) * self.input + cached * cached_price + tokens_out * self.output) / MILLION

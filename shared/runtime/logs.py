@@ -56,6 +56,9 @@ class EventLogger:
         self._log(logging.ERROR, event, fields, with_exception=True)
 
     def _log(self, level: int, event: str, fields: dict[str, object], with_exception: bool = False) -> None:
+        self._logger.disabled = False  # a module's logging configuration disables loggers that it does not name
+        if logging.root.manager.disable:
+            logging.disable(logging.NOTSET)
         self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=with_exception)
 
 

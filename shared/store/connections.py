@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from shared.errors import UnfitDatabase
 from shared.runtime.address import postgres_address
+from shared.store.adaptation import ADAPTATION
 
 PINNED = {
     "array_nulls": "on",
@@ -66,7 +67,7 @@ def connect(address: str, settings: Mapping[str, str | int] | None = None, **def
     Raises UnfitDatabase behind a pooler that does not keep a session.
     """
     given = DEFAULTS | defaults | conninfo_to_dict(postgres_address(address)) | {"client_encoding": "UTF8"}
-    connection = psycopg.connect(autocommit=True, **given)
+    connection = psycopg.connect(autocommit=True, context=ADAPTATION, **given)
     try:
         pinned = {name: str(value) for name, value in {**PINNED, **(settings or {})}.items()}
         for name, version in NEWER.items():
