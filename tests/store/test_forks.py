@@ -405,7 +405,12 @@ def test_what_cannot_be_forked_is_refused_with_the_reason(story: Story) -> None:
     client = story.stage.client
     sessions = len(story.stage.sql("SELECT 1 FROM brainhands.sessions"))
 
-    for at, problem in ((0, "has no event 0"), (-1, "has no event"), (10**12, "has no event"), (1, "first commit")):
+    for at, problem in (
+        (0, "has no event 0"),
+        (-1, "at must be a number from 0 up"),
+        (10**12, "has no event"),
+        (1, "first commit"),
+    ):
         with pytest.raises(BadInput, match=problem) as refused:
             client.fork(story.session_id, at)
         assert refused.value.next_step
