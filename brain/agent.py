@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from brain.models.dialects import NAMES
 from brain.models.timeouts import Timeouts
 from shared.errors import BadDefinition, Incompatible, NotStorable
 from shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
@@ -41,6 +42,8 @@ class Agent(BaseModel):
     """Tools by name: `send_email` in its newest version, `send_email@2` in that one; other agents likewise."""
     rules: dict[str, Literal["allow", "ask", "deny"]] = Field(default_factory=dict)
     """For a tool by name, whether its calls run, are asked about or are refused; a stricter rule of the tool counts."""
+    dialect: str | None = None
+    """How the provider speaks, by a name of `brain/models/dialects.py`; None takes that of BRAINHANDS_DIALECT."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
     background: bool = False
@@ -81,6 +84,13 @@ class Agent(BaseModel):
                 super().__init__(**fields)
             except ValidationError as invalid:
                 raise BadDefinition(f"agent {fields.get('name')!r}: {_one_line(invalid)}") from None
+
+    @field_validator("dialect")
+    @classmethod
+    def _known_dialect(cls, dialect: str | None) -> str | None:
+        if dialect is not None and dialect not in NAMES:
+            raise ValueError(f"{dialect!r} is none of {', '.join(NAMES)}")
+        return dialect
 
     @field_validator("tools")
     @classmethod

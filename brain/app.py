@@ -6,18 +6,21 @@ from brain.background import response_cancel_kind
 from brain.compaction import compaction_kind
 from brain.generation import generation_kind, intake_kind
 from brain.loading import agents_in
+from brain.models.dialects import NAMES
 from brain.subagent import agent_kind, agent_specs
 from shared.bus.celery_app import celery_app
 from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
 from shared.engine.definition import registry
 from shared.engine.fleet import Fleet, Offering, refusing
-from shared.errors import BadDefinition
+from shared.errors import BadDefinition, SettingsError
 from shared.model.worker import Offer
 from shared.runtime.settings import addresses, settings
 
 
 def load(_pool: str) -> Offering:
     """What a Brain worker runs: generations of its agents, and what goes with them. Raises BadDefinition."""
+    if settings().dialect not in (None, *NAMES):
+        raise SettingsError("BRAINHANDS_DIALECT", f"must be one of {', '.join(NAMES)}")
     agents = {
         (agent.name, agent.version): agent for versions in agents_in(settings().agents).values() for agent in versions
     }

@@ -107,11 +107,11 @@ def _request(agents: Agents, run: Run) -> Step:
     except Interrupted as cut:
         if run.cancelled:
             return Step(lambda _draft: Sleep(0, phase="retry"))
-        usage = estimated_usage(body, cut.text).charged(request.prices)
+        usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
         if run.leaving:
             return Step(partial(_leave, interrupted, task=task))
-        error = ProviderError(f"the summary was cut: {cut.reason}", heals=True)
+        error = ProviderError(f"the summary was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
         return Step(partial(_try_again, task=task, agent=agent, error=error, used=interrupted))
     except ProviderError as error:
         if error.overflow:

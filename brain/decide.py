@@ -121,7 +121,9 @@ def _plan(
     planned = []
     listed = False
     for place, raw in enumerate(reply.calls):
-        call = ModelCall(call_id=ids[place], provider_id=raw.provider_id, name=raw.name, arguments=raw.arguments)
+        call = ModelCall(
+            call_id=ids[place], provider_id=raw.provider_id, name=raw.name, arguments=raw.arguments, extra=raw.extra
+        )
         spec = specs.get(raw.name)
         arguments, error = None, _surplus(reply, place) if place >= MAX_CALLS else None
         if error is None and spec is None:

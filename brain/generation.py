@@ -26,9 +26,10 @@ from brain.counting import count_request
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
 from brain.history import RESULT_TYPES, read_context
 from brain.models import chat, responses
+from brain.models.dialects import dialect_of, host_of
 from brain.models.line import endpoint
 from brain.models.provider import OVERFLOW, estimated_usage
-from brain.models.reply import Interrupted, ProviderError, Reply
+from brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
 from brain.models.strict import strict
 from brain.subagent import MAX_AGENT_CALLS, is_agent
 from shared.engine import endings
@@ -118,9 +119,10 @@ def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     if "compaction" in run.task.checkpoint:
         compacted = reads.task(run.database, TaskId(UUID(run.task.checkpoint["compaction"])))
         assert compacted is not None
-        if compacted.outcome is not Outcome.SUCCEEDED:
+        if compacted.outcome is not Outcome.SUCCEEDED and "plain" not in run.task.checkpoint:
             return Step(partial(_stop_too_long, task=run.task, compacted=compacted))
-        causes.append(compacted.result["seq"])
+        if compacted.result:
+            causes.append(compacted.result["seq"])
     return _prepare_step(
         agent, conversation, catalogue.specs(run.database), task=run.task, causes=causes, steered=run.steered
     )
@@ -196,6 +198,7 @@ def _pin(
         tools=[ToolReference(name=spec.name, version=spec.version, digest=spec.digest) for spec in specs],
         cutoff=draft.session.last_seq,
         prices=agent.prices,
+        plain=task.checkpoint.get("plain", False),
     )
     seq = draft.event(request, causes=causes, task=owned)
     checkpoint = {
@@ -204,7 +207,7 @@ def _pin(
         "retries": 0,
         "joined": [*_joined(task), *(str(submission) for submission, _ in joined)],
         **({} if conversation.continues is None else {"continues": str(conversation.continues)}),
-        **({"compaction": task.checkpoint["compaction"]} if "compaction" in task.checkpoint else {}),
+        **{name: task.checkpoint[name] for name in ("compaction", "plain") if name in task.checkpoint},
     }
     return Next("request", checkpoint=checkpoint)
 
@@ -225,7 +228,10 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     if missing := [tool for tool in request.tools if (tool.name, tool.version) not in published]:
         raise Incompatible(f"the catalogue has no tool {missing[0].name}@{missing[0].version}, which is in the request")
     specs = [published[tool.name, tool.version] for tool in request.tools]
-    rendered = strict(prompt.render(events, request, specs))
+    provider = host_of(settings().openai_base_url)
+    dialect = dialect_of(settings().openai_base_url, agent.dialect or settings().dialect)
+    extras = prompt.Extras(provider=provider, fields=dialect.wants_back)
+    rendered = strict(prompt.render(events, request, specs, extras))
     in_background = ended is not None or agent.background
     body = responses.request_of(rendered) if in_background else rendered
     digest = prompt.request_digest(body) if ended is None else run.task.checkpoint[HANDLE]["digest"]
@@ -259,6 +265,9 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     except ProviderError as error:
         if error.overflow:
             return Step(partial(make_room, reason=str(error)))
+        if error.refuses_content and "compaction" not in task.checkpoint and _was_refused(run, task):
+            reason = f"two requests in a row were refused for good, so the next is put in plain words: {error}"
+            return Step(partial(make_room, reason=reason, plain=True))
         return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
     reply = replace(reply, usage=reply.usage.charged(request.prices))
     decision = decide(
@@ -295,9 +304,17 @@ def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
 
 
 def _make_room(
-    draft: Draft, *, task: Task, agent: Agent, request: ModelRequest, digest: str, reason: str
+    draft: Draft,
+    *,
+    task: Task,
+    agent: Agent,
+    request: ModelRequest,
+    digest: str,
+    reason: str,
+    plain: bool = False,
 ) -> Transition:
-    """The request is too long: let the context be compacted and another one be prepared, once in a generation."""
+    """The request is too long, or it is refused for what it says: let the context be compacted and another one be
+    prepared, once in a generation."""
     causes = [task.checkpoint["request_seq"]]
     if "compaction" in task.checkpoint:
         reason = f"the context is too long, also after it was compacted: {reason}"
@@ -307,7 +324,15 @@ def _make_room(
     voided = draft.event(ModelRequestVoided(reason=reason, request_digest=digest), causes=causes, task=task)
     made = draft.spawn(compaction.compaction_task(draft, owner=task, request=request, cause=voided))
     checkpoint = {"joined": _joined(task), "compaction": str(made.id), "voided_seq": voided}
+    if plain:
+        checkpoint["plain"] = True
     return Wait([made.id], phase="prepare", checkpoint=checkpoint)
+
+
+def _was_refused(run: Run, task: Task) -> bool:
+    """Whether the conversation's request before this one was refused for good too."""
+    error = reads.last_error(run.database, task, task.checkpoint["request_seq"])
+    return error is not None and error.get("retry_seconds") is None and error.get("status") in REFUSED
 
 
 def _unwanted(run: Run) -> bool:
@@ -380,6 +405,8 @@ def _store_reply(
         usage=reply.usage,
         request_digest=digest,
         logprobs=list(reply.logprobs) or None,
+        provider=host_of(settings().openai_base_url),
+        extra=reply.extra,
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
     seq = draft.event(output, causes=[task.checkpoint["request_seq"]], task=task)

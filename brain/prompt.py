@@ -76,10 +76,21 @@ class UnreadableEvent(Incompatible):
         )
 
 
-def render(events: Iterable[ContextEvent], request: ModelRequest, specs: Sequence[ToolSpec]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extras:
+    """Who gets what back of what it put on its own messages: the provider's host and the fields that it wants."""
+
+    provider: str
+    fields: tuple[str, ...]
+
+
+def render(
+    events: Iterable[ContextEvent], request: ModelRequest, specs: Sequence[ToolSpec], extras: Extras | None = None
+) -> dict[str, Any]:
     """The Chat Completions body for the events up to the request's cutoff. Raises OpenCall and UnreadableEvent."""
     context = [event for event in events if event.seq <= request.cutoff]
-    body = {**request.options, "model": request.model, "messages": _messages(context)}
+    messages = _messages(context, None if request.plain else extras)
+    body = {**request.options, "model": request.model, "messages": _plain(messages) if request.plain else messages}
     if specs:
         body["tools"] = [_tool(spec) for spec in specs]
     return body
@@ -99,13 +110,14 @@ def request_digest(body: dict[str, Any]) -> str:
     return digest(body)
 
 
-def _messages(context: Sequence[ContextEvent]) -> list[Message]:
+def _messages(context: Sequence[ContextEvent], extras: Extras | None) -> list[Message]:
     found, redacted = result_texts(context), redacted_results(context)
     newest = newest_compaction(context)
     compacted = newest.payload if newest is not None and isinstance(newest.payload, ContextCompacted) else None
     instructions = ""
     messages: list[Message] = [_summary(compacted)] if compacted else []
     made: set[str] = set()
+    turn = max((event.seq for event in context if isinstance(event.payload, UserMessage | TaskGiven)), default=0)
     for event in context:
         match event.payload:
             case UnknownPayload():
@@ -117,7 +129,10 @@ def _messages(context: Sequence[ContextEvent]) -> list[Message]:
             case UserMessage() | TaskGiven() as message:
                 messages.append({"role": "user", "content": message.text})
             case ModelOutput() as output:
-                messages.extend(_turn(output, found, redacted=event.seq in redacted))
+                said = _turn(output, found, redacted=event.seq in redacted)
+                if extras is not None and output.provider == extras.provider:
+                    _give_back(said, output, extras.fields if event.seq > turn else ())
+                messages.extend(said)
                 made.update(call.call_id for call in output.calls)
             case RedactedPayload() if event.type in SPEAKERS:
                 # The results of a redacted reply's calls are left out with it: they would answer nothing.
@@ -234,6 +249,30 @@ def _turn(output: ModelOutput, results: dict[str, str], *, redacted: bool) -> li
         return [{"role": "assistant", "content": text}] if text else []
     said = {"role": "assistant", "content": text, "tool_calls": [_call(call) for call in calls]}
     return [said, *(_answer(call, results.get(call.call_id), redacted=redacted) for call in calls)]
+
+
+def _give_back(said: list[Message], output: ModelOutput, fields: Iterable[str]) -> None:
+    """Puts on a turn what its provider wants back: on each call its own, on the message what goes with its calls."""
+    calls = said[0].get("tool_calls", []) if said else []
+    for sent, call in zip(calls, output.calls, strict=False):
+        sent.update(call.extra or {})
+    if calls:
+        said[0].update({name: value for name, value in (output.extra or {}).items() if name in fields})
+
+
+def _plain(messages: list[Message]) -> list[Message]:
+    """The messages with the calls of earlier turns, and their results, as text."""
+    turn = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=0)
+    return [*(_as_text(message) for message in messages[:turn]), *messages[turn:]]
+
+
+def _as_text(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "assistant", "content": f"(result: {message['content']})"}
+    if calls := message.get("tool_calls"):
+        made = [f"(called {each['function']['name']} with {each['function']['arguments']})" for each in calls]
+        return {"role": "assistant", "content": "\n".join(filter(None, [message["content"], *made]))}
+    return message
 
 
 def _call(call: ModelCall) -> Message:

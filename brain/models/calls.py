@@ -15,13 +15,14 @@ to run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from brain.models.dialects import CALL_EXTRAS
 from brain.models.reply import RawCall
 from shared.errors import NotStorable
-from shared.model.json import clean_text, parse
+from shared.model.json import clean, clean_text, parse
 
 MOST_CALLS = 64
 """Of one reply; further ones are counted and not kept."""
@@ -36,6 +37,7 @@ class _Call:
     name: str = ""
     arguments: list[str] = field(default_factory=list)
     index: object = None
+    extra: dict[str, Any] = field(default_factory=dict)
     mixed_up: bool = False
 
     def is_whole(self) -> bool:
@@ -60,7 +62,7 @@ class Calls:
         """Takes one part of one call and gives its number of characters; one of another shape raises what it raises."""
         id, name, arguments = _fields(part)
         index = part.get("index")
-        return self._add(self._call_of(index if isinstance(index, int) else None, id, name), name, arguments)
+        return self._add(self._call_of(index if isinstance(index, int) else None, id, name), name, arguments, part)
 
     def take_whole(self, part: dict[str, Any]) -> int:
         """Takes a call that comes in one part."""
@@ -68,16 +70,16 @@ class Calls:
         call = self._new(None)
         if call is not None:
             call.id = id
-        return self._add(call, name, arguments)
+        return self._add(call, name, arguments, part)
 
-    def _add(self, call: _Call | None, name: str, arguments: str) -> int:
+    def _add(self, call: _Call | None, name: str, arguments: str, part: dict[str, Any]) -> int:
         if call is None:
             self.left_out += bool(name)
             return 0
         if name != call.name and len(call.name) <= LONGEST_NAME:  # some providers repeat the name in every part
             call.name += name
         call.arguments.append(arguments)
-        return len(name) + len(arguments)
+        return len(name) + len(arguments) + keep_extra(call.extra, part, CALL_EXTRAS)
 
     def _call_of(self, index: object, id: str, name: str) -> _Call | None:
         call = self._by_id.get(id) if id else None
@@ -130,10 +132,29 @@ class Calls:
                 provider_id=clean_text(call.id),
                 name=clean_text(call.name[:LONGEST_NAME]),
                 arguments=clean_text("".join(call.arguments)),
+                extra=call.extra or None,
                 mixed_up=call.mixed_up,
             )
             for call in self._calls
         )
+
+
+def keep_extra(kept: dict[str, Any], part: dict[str, Any], names: Iterable[str]) -> int:
+    """Adds those fields of a part to what is kept, and gives their number of characters.
+
+    Texts and lists come in pieces and are joined; anything else comes whole.
+    """
+    characters = 0
+    for name in names:
+        value = part.get(name)
+        if value is None:
+            continue
+        value = clean(value)
+        characters += len(json.dumps(value))
+        known = kept.get(name)
+        joins = isinstance(value, str | list) and type(known) is type(value)
+        kept[name] = known + value if joins else value
+    return characters
 
 
 def _fields(part: dict[str, Any]) -> tuple[str, str, str]:

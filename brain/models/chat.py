@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx2
 
-from brain.models.calls import Calls, text_or_nothing
-from brain.models.dialects import ending_of
+from brain.models.calls import Calls, keep_extra, text_or_nothing
+from brain.models.dialects import MESSAGE_EXTRAS, ending_of
 from brain.models.line import Answer, Endpoint, Lost, asking, never
 from brain.models.provider import (
     MOST_CHARACTERS,
@@ -29,6 +29,7 @@ from brain.models.provider import (
 )
 from brain.models.reply import Interrupted, ProviderError, Reply
 from brain.models.timeouts import Timeouts
+from shared.errors import NotStorable
 from shared.model.event import Usage
 from shared.model.json import Json, clean_text
 
@@ -36,7 +37,7 @@ LONGEST_EVENT = 8 * 1024 * 1024
 """Bytes of one event of a stream."""
 SHOWN_CHARACTERS = 200
 
-NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+NOT_UNDERSTOOD = (ValueError, TypeError, AttributeError, LookupError, RecursionError, NotStorable)
 """What a chunk of another shape raises where it is read."""
 
 
@@ -135,6 +136,7 @@ class _Heard:
     response_id: str = ""
     usage: Usage | None = None
     logprobs: list[tuple[str, float]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
     calls: Calls = field(init=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +164,7 @@ class _Heard:
             self.error = provider_error(error, None, None, "")
         delta = choice.get("delta") or choice.get("message") or {}
         said = words_of(delta.get("content"))
+        self.characters += keep_extra(self.extra, delta, MESSAGE_EXTRAS)
         refusal = words_of(delta.get("refusal"))
         self.refusals.append(refusal)
         self.characters += len(refusal)
@@ -202,6 +205,7 @@ class _Heard:
             model=clean_text(self.model),
             response_id=clean_text(self.response_id) or None,
             logprobs=tuple(self.logprobs[:MOST_LOGPROBS]),
+            extra=self.extra or None,
             calls_left_out=self.calls.left_out,
         )
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 Ending: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "broken"]
 """Why a reply ended, in the words of Chat Completions, and `broken` for one that a new try may mend."""
@@ -22,6 +23,10 @@ class Dialect:
 
     name: str
     source: str
+    hosts: tuple[str, ...] = ()
+    """Ends of the host names at which it is found."""
+    wants_back: tuple[str, ...] = ()
+    """Fields of its messages that it wants back with the calls of a turn under way."""
     overflow: tuple[str, ...] = ()
     """Regular expressions for the message of a request that is too long for the model."""
     overflow_codes: tuple[str, ...] = ()
@@ -39,6 +44,7 @@ DIALECTS: Final = (
     Dialect(
         name="openai",
         source="API reference: chat completions, error codes",
+        hosts=("api.openai.com",),
         overflow=(r"maximum context length", r"exceeds the context window", r"request too large for"),
         overflow_codes=("context_length_exceeded", "string_above_max_length"),
         final_codes=("insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "invalid_api_key"),
@@ -54,6 +60,7 @@ DIALECTS: Final = (
     Dialect(
         name="azure",
         source="Azure OpenAI documentation: content filtering",
+        hosts=("openai.azure.com", "cognitiveservices.azure.com"),
         filter_codes=("content_filter", "ResponsibleAIPolicyViolation"),
     ),
     Dialect(
@@ -101,14 +108,17 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="openrouter",
-        source="API reference: errors, finish reasons normalized with `error`",
+        source="API reference: errors, finish reasons normalized with `error`; reasoning tokens",
+        hosts=("openrouter.ai",),
+        wants_back=("reasoning_details",),
         overflow=(r"maximum context length is \d+ tokens",),
         final=(r"insufficient credits",),
         endings={"error": "broken"},
     ),
     Dialect(
         name="gemini",
-        source="Gemini API reference: FinishReason; token count error text",
+        source="Gemini API reference: FinishReason; token count error text; thought signatures on calls",
+        hosts=("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
         overflow=(r"input token count.{0,40}exceeds the maximum",),
         endings={
             "max_tokens": "length",
@@ -126,6 +136,7 @@ DIALECTS: Final = (
     Dialect(
         name="anthropic",
         source="API reference: errors, stop_reason",
+        hosts=("api.anthropic.com",),
         overflow=(r"prompt is too long", r"exceed context limit", r"request exceeds the maximum size"),
         overflow_codes=("request_too_large",),
         final=(r"credit balance is too low",),
@@ -147,17 +158,21 @@ DIALECTS: Final = (
     Dialect(
         name="mistral",
         source="API reference: FinishReason; error text",
+        hosts=("api.mistral.ai",),
         overflow=(r"too large for model with \d+ maximum context length",),
         endings={"model_length": "length", "error": "broken"},
     ),
     Dialect(
         name="groq",
         source="documentation: errors (413, and 400 with reduce the length)",
+        hosts=("api.groq.com",),
         overflow=(r"reduce the length of the messages",),
     ),
     Dialect(
         name="deepseek",
-        source="API reference: finish_reason, error codes (402)",
+        source="API reference: finish_reason, error codes (402); thinking mode with tool calls",
+        hosts=("api.deepseek.com",),
+        wants_back=("reasoning_content",),
         final_codes=("insufficient_balance",),
         final=(r"insufficient balance",),
         endings={"insufficient_system_resource": "broken"},
@@ -165,18 +180,23 @@ DIALECTS: Final = (
     Dialect(
         name="xai",
         source="error text",
+        hosts=("api.x.ai",),
         overflow=(r"maximum prompt length is \d+",),
     ),
     Dialect(
         name="moonshot",
-        source="API reference: error types",
+        source="API reference: error types; thinking models with tools",
+        hosts=("api.moonshot.ai", "api.moonshot.cn"),
+        wants_back=("reasoning_content",),
         overflow=(r"exceeded model token limit",),
         final_codes=("exceeded_current_quota_error",),
         filter_codes=("content_filter",),
     ),
     Dialect(
         name="zhipu",
-        source="API reference: finish_reason, business error codes (1113, 1261, 1301)",
+        source="API reference: finish_reason, business error codes (1113, 1261, 1301); thinking mode",
+        hosts=("api.z.ai", "open.bigmodel.cn"),
+        wants_back=("reasoning_content",),
         overflow=(r"prompt exceeds max length",),
         overflow_codes=("1261",),
         final_codes=("1113",),
@@ -192,7 +212,9 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="minimax",
-        source="error text of code 2013",
+        source="error text of code 2013; interleaved thinking",
+        hosts=("api.minimax.io", "api.minimaxi.com"),
+        wants_back=("reasoning_details",),
         overflow=(r"context window exceeds limit",),
     ),
     Dialect(
@@ -212,8 +234,14 @@ DIALECTS: Final = (
         overflow=(r"prompt token count of \d+ exceeds the limit",),
         overflow_codes=("tokens_limit_reached", "model_max_prompt_tokens_exceeded"),
     ),
-    Dialect(name="others", source="assumed", endings={"completed": "stop", "max_output_tokens": "length"}),
+    Dialect(
+        name="any",
+        source="assumed",
+        wants_back=("reasoning_content", "reasoning_details"),
+        endings={"completed": "stop", "max_output_tokens": "length"},
+    ),
 )
+"""The last is for an address that no other row has: a server of one's own, or a gateway to any of them."""
 
 
 def _any(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -227,8 +255,31 @@ OVERFLOW_CODES = frozenset(code for row in DIALECTS for code in row.overflow_cod
 FINAL_CODES = frozenset(code for row in DIALECTS for code in row.final_codes)
 FILTER_CODES = frozenset(code for row in DIALECTS for code in row.filter_codes)
 
+MESSAGE_EXTRAS = tuple(dict.fromkeys(field for row in DIALECTS for field in row.wants_back))
+CALL_EXTRAS = ("extra_content",)
+"""Fields of calls that go back with them: Gemini's thought signatures."""
+NAMES = tuple(row.name for row in DIALECTS)
+
 NOT_ABOUT_LENGTH = frozenset({401, 402, 403, 404})
 """Statuses that say by themselves what was wrong."""
+
+
+def host_of(base_url: str | None) -> str:
+    """The host of a provider's address, with its port where it names one."""
+    if base_url is None:
+        return "api.openai.com"
+    return urlsplit(base_url).netloc.rpartition("@")[2].lower()
+
+
+def dialect_of(base_url: str | None, named: str | None = None) -> Dialect:
+    """The dialect of this name, else that of the address, else the one for any."""
+    host = host_of(base_url).partition(":")[0]
+    found = (row for row in DIALECTS if row.name == named or (named is None and _is_at(host, row.hosts)))
+    return next(found, DIALECTS[-1])
+
+
+def _is_at(host: str, hosts: Iterable[str]) -> bool:
+    return any(host == each or host.endswith(f".{each}") for each in hosts)
 
 
 def is_overflow(status: int | None, names: Iterable[str], message: str) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from shared.errors import BrainhandsError
 from shared.model.event import Usage
+
+REFUSED = frozenset({400, 422})
+"""The statuses of a request whose content is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +19,8 @@ class RawCall:
     provider_id: str
     name: str
     arguments: str
+    extra: dict[str, Any] | None = None
+    """Fields of the provider's own on the call."""
     mixed_up: bool = False
     """Whether the provider contradicted itself about whose arguments these are."""
 
@@ -32,6 +38,8 @@ class Reply:
     response_id: str | None
     logprobs: tuple[tuple[str, float], ...] = ()
     """Each token of the text with its log-probability, where the agent asked for them and the provider gave them."""
+    extra: dict[str, Any] | None = None
+    """Fields of the provider's own on the message."""
     calls_left_out: int = 0
     """Calls beyond those that are kept of one reply."""
 
@@ -86,3 +94,8 @@ class ProviderError(BrainhandsError):
         self.heals = heals
         self.overflow = overflow
         self.filtered = filtered
+
+    @property
+    def refuses_content(self) -> bool:
+        """Whether it may be for what the request says that it was refused for good."""
+        return not self.heals and not self.overflow and self.status in REFUSED

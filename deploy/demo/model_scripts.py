@@ -36,6 +36,7 @@ class Fault(StrEnum):
     SERVER_ERROR = "500"
     UNAVAILABLE = "503"
     CONTEXT_LENGTH = "context_length"
+    BAD_REQUEST = "400"
     INSUFFICIENT_QUOTA = "insufficient_quota"
     CUT = "cut"  # `chunks` chunks, then the connection is closed
     HANG = "hang"  # `chunks` chunks, then nothing, until the client leaves

@@ -47,6 +47,7 @@ REFUSALS: dict[Fault, tuple[int, str, str]] = {
     Fault.SERVER_ERROR: (500, "server_error", "The server failed."),
     Fault.UNAVAILABLE: (503, "overloaded", "The server is overloaded."),
     Fault.NOT_FOUND: (404, "not_found", "There is no such response."),
+    Fault.BAD_REQUEST: (400, "invalid_request_error", "The request is not valid."),
     Fault.CONTEXT_LENGTH: (400, "context_length_exceeded", "The messages exceed the model's context length."),
 }
 

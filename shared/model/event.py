@@ -114,6 +114,8 @@ class ModelRequest(Payload):
     """The last seq that belongs to the context."""
     prices: Prices | None = None
     """What each attempt of this request is charged at."""
+    plain: bool = False
+    """Whether it is put in plain words: earlier calls as text, and nothing that is the provider's own."""
 
 
 class ModelCall(BaseModel):
@@ -125,6 +127,8 @@ class ModelCall(BaseModel):
     provider_id: str
     name: str
     arguments: str
+    extra: dict[str, Any] | None = None
+    """What the provider put on the call and wants back with it, such as a signature."""
 
 
 class Usage(BaseModel):
@@ -182,6 +186,10 @@ class ModelOutput(Payload):
     """SHA-256 of the rendered request that this answers."""
     logprobs: list[tuple[str, float]] | None = None
     """Each token of the text with its log-probability, where asked for (option `logprobs`) and given."""
+    provider: str | None = None
+    """The host that gave the reply, and that alone gets the extras of it back."""
+    extra: dict[str, Any] | None = None
+    """What the provider put on the message and wants back with it, such as its reasoning."""
     request_changed: bool = False
     """True where an earlier attempt of the same request was rendered differently (a deploy came between)."""
 

@@ -51,6 +51,11 @@ class Settings(BaseSettings):
         alias="OPENAI_BASE_URL",
         description="Address of an OpenAI-compatible API other than the provider's own.",
     )
+    dialect: str | None = Field(
+        default=None,
+        alias="BRAINHANDS_DIALECT",
+        description="How the provider speaks, by a name of `brain/models/dialects.py`. Not set: told from its address.",
+    )
     model: str = Field(
         default="gpt-5.6-luna", alias="BRAINHANDS_MODEL", min_length=1, description="Model of agents that name none."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from sqlalchemy import (
     ARRAY,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    or_,
     select,
     union_all,
 )
@@ -93,6 +95,17 @@ _BEHIND = select(*_CONTEXT_EVENT).where(
     events.c.type != all_(bindparam("types", type_=ARRAY(Text))),
 )
 CONTEXT = Statement(union_all(_newest("system_prompt_set"), select(_COMPACTED), _BEHIND).order_by("seq"))
+LAST_ANSWER = Statement(
+    select(events.c.type, events.c.payload)
+    .where(
+        events.c.session_id == bindparam("session_id"),
+        events.c.conversation_id == bindparam("conversation_id"),
+        events.c.seq < bindparam("before"),
+        or_(events.c.type == "model_output", events.c.type == "model_error"),
+    )
+    .order_by(events.c.seq.desc())
+    .limit(1)
+)
 RESULTS_AFTER = Statement(
     select(events.c.seq)
     .where(
@@ -284,6 +297,15 @@ def context(
         CONTEXT(session_id=session_id, conversation_id=conversation_id, cutoff=cutoff, types=list(besides)),
     )
     return [row for result in results for row in result.rows]
+
+
+def last_error(database: Database, task: Task, before: int) -> Any:
+    """The payload of the `model_error` that the request before this event came to; None if it came to a reply."""
+    (result,) = database.run(
+        LAST_ANSWER(session_id=task.session_id, conversation_id=task.conversation_id, before=before)
+    )
+    row = result.first
+    return row["payload"] if row is not None and row["type"] == "model_error" else None
 
 
 def task(database: Database, task_id: TaskId) -> Task | None:

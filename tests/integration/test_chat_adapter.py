@@ -705,3 +705,17 @@ def test_a_call_id_that_is_given_twice_makes_two_calls() -> None:
     parts = [part("{}", "send", index=0, id="a"), part('{"x": 1}', "find", index=1, id="a")]
 
     assert list(_call_deltas(*parts)) == [raw("a", "{}"), raw("a", '{"x": 1}', "find")]
+
+
+@pytest.mark.promise("E11")
+def test_what_the_provider_wants_back_is_kept_with_the_reply_and_nothing_else_of_its_own() -> None:
+    signed = {**part("{}", "send", index=0, id="a"), "extra_content": {"google": {"thought_signature": "s"}}}
+    reply = heard(
+        delta(reasoning_content="Let me ", other="x"),
+        delta(reasoning_content="see.", reasoning_details=[{"text": "a"}]),
+        delta(reasoning_details=[{"text": "b"}], tool_calls=[signed]),
+        delta("tool_calls"),
+    )
+
+    assert reply.extra == {"reasoning_content": "Let me see.", "reasoning_details": [{"text": "a"}, {"text": "b"}]}
+    assert reply.calls[0].extra == {"extra_content": {"google": {"thought_signature": "s"}}}

@@ -66,6 +66,8 @@ class Scene:
             "verify": {"session": self.session},
             "cancel": {"task": self.open},
             "approvals": {},
+            "approval": {"approval": self.approval},
+            "event": {"session": self.session, "seq": 1},
             "answer": {"approval": self.approval, "answer": "unknown"},
             "settle": {"task": self.unknown, "answer": "happened"},
             "signal": {"session": self.session, "name": "mail"},

@@ -10,7 +10,7 @@ import pytest
 
 from brain import compaction
 from brain.history import read_context
-from deploy.demo.model_scripts import Fault, Reply
+from deploy.demo.model_scripts import Call, Fault, Reply
 from shared.model.submission import Mode
 from shared.model.task import Outcome, Status
 from tests.instruments import invariants
@@ -328,3 +328,55 @@ def test_a_fork_goes_on_with_the_summary_of_its_past(desk: Desk) -> None:
     assert "They talked." in messages[1]["content"]
     used = [desk.stage.client.session(id) for id in (session, fork.session_id)]
     assert used[0].tokens_in < used[1].tokens_in
+
+
+@pytest.mark.promise("E2", "E12")
+def test_a_session_whose_requests_are_refused_for_its_past_goes_on_in_plain_words(desk: Desk) -> None:
+    called = Reply(calls=(Call(name="echo", arguments={"text": "hello"}),))
+    session = desk.turn(f"first {LONG}", called, "one").session_id
+    desk.turn(f"second {LONG}", called, "two", session=session)
+    refused = desk.turn("third", Reply(fault=Fault.BAD_REQUEST), session=session)
+    assert desk.stage.client.submission(refused.submission_id).outcome is Outcome.FAILED
+
+    saved = desk.turn("fourth", Reply(fault=Fault.BAD_REQUEST), "well then", session=session)
+
+    assert desk.stage.client.submission(saved.submission_id).output == "well then"
+    (voided,) = desk.payloads(session, "model_request_voided")
+    assert "refused for good" in voided["reason"]
+    assert [each["plain"] for each in desk.payloads(session, "model_request")][-2:] == [False, True]
+    assert "They talked." in desk.asked[-1]["messages"][1]["content"]
+    assert all("tool_calls" not in message for message in desk.asked[-1]["messages"])
+    assert desk.stage.client.verify(session) is None
+
+
+@pytest.mark.promise("E12")
+def test_a_session_too_short_to_be_summarised_is_put_in_plain_words_all_the_same(desk: Desk) -> None:
+    refused = Reply(fault=Fault.BAD_REQUEST)
+    session = desk.turn("first", refused).session_id
+
+    saved = desk.turn("second", refused, "well then", session=session)
+
+    assert desk.stage.client.submission(saved.submission_id).output == "well then"
+    assert desk.payloads(session, "model_request")[-1]["plain"] is True
+
+
+@pytest.mark.promise("E12")
+def test_plain_words_are_tried_once_and_then_the_refusal_stands(desk: Desk) -> None:
+    refused = Reply(fault=Fault.BAD_REQUEST)
+    session = desk.turn("first", refused).session_id
+
+    failed = desk.turn("second", refused, refused, session=session)
+
+    done = desk.stage.client.submission(failed.submission_id)
+    assert (done.outcome, done.error) == (Outcome.FAILED, "The request is not valid.")
+    assert len(desk.payloads(session, "model_request")) == 3
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.INSUFFICIENT_QUOTA])
+def test_what_is_refused_for_another_reason_than_its_words_is_not_put_in_others(desk: Desk, fault: Fault) -> None:
+    session = desk.turn("first", Reply(fault=fault)).session_id
+
+    desk.turn("second", Reply(fault=fault), session=session)
+
+    assert [each["plain"] for each in desk.payloads(session, "model_request")] == [False, False]

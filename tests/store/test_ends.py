@@ -270,9 +270,7 @@ def test_tasks_with_values_at_each_limit_end_in_every_way_in_every_phase_and_sta
 def test_tasks_with_values_at_the_limit_of_bytes_and_beyond_all_limits_end_in_every_way(
     shared_stage: Stage, kind: str, value: Json
 ) -> None:
-    check_every_way(
-        shared_stage, kind, "execute" if kind == "tool:x" else "request", value, ["running", "at the limit", "asking"]
-    )
+    check_every_way(shared_stage, kind, "execute" if kind == "tool:x" else "request", value, ["running"])
 
 
 @pytest.mark.promise("H12", "C12")

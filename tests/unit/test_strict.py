@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
+from brain.models.dialects import dialect_of, host_of
 from brain.models.responses import request_of
 from brain.models.schema import accepted
 from brain.models.strict import short_id, strict
-from brain.prompt import render
+from brain.prompt import Extras, render
 from deploy.demo.model_server import transcript_problem
 from deploy.demo.model_strict import schema_problems, strict_problem
 from shared.model.event import (
+    ModelOutput,
     ModelRequest,
     Payload,
     RedactedPayload,
@@ -244,3 +246,72 @@ def test_a_model_call_keeps_the_providers_own_id_beside_the_one_on_the_wire() ->
 
     wire = body["messages"][1]["tool_calls"][0]["id"]
     assert (wire, body["messages"][2]["tool_call_id"]) == (short_id("call_1"), wire)
+
+
+THOUGHT = {"reasoning_content": "Hm.", "own": 1}
+SIGNATURE = {"extra_content": {"google": {"thought_signature": "s"}}}
+
+
+def thoughtful(id: str, provider: str = "here") -> ModelOutput:
+    signed = call(id).model_copy(update={"extra": SIGNATURE})
+    return output(signed).model_copy(update={"provider": provider, "extra": THOUGHT})
+
+
+def given_back(*payloads: Payload, plain: bool = False) -> list[dict[str, Any]]:
+    extras = Extras(provider="here", fields=("reasoning_content",))
+    body = render(log(*payloads), REQUEST.model_copy(update={"plain": plain}), [SEND], extras)
+    return [message for message in strict(body)["messages"] if message["role"] == "assistant"]
+
+
+@pytest.mark.promise("E11")
+def test_a_provider_gets_back_what_is_its_own_with_the_calls_of_the_turn_under_way() -> None:
+    (said,) = given_back(user(), thoughtful("a"), success("a"))
+
+    assert (said["reasoning_content"], "own" in said) == ("Hm.", False)
+    assert said["tool_calls"][0]["extra_content"] == SIGNATURE["extra_content"]
+
+
+@pytest.mark.promise("E11")
+def test_signatures_of_calls_stay_and_thoughts_of_earlier_turns_go() -> None:
+    before, now = given_back(user(), thoughtful("a"), success("a"), user(), thoughtful("b"), success("b"))[::2]
+
+    assert ("reasoning_content" in before, "reasoning_content" in now) == (False, True)
+    assert before["tool_calls"][0]["extra_content"] == SIGNATURE["extra_content"]
+
+
+@pytest.mark.promise("E11")
+@pytest.mark.parametrize("plain", [False, True])
+def test_nobody_else_gets_what_is_one_providers_own(plain: bool) -> None:
+    said = given_back(user(), thoughtful("a", provider="here" if plain else "there"), success("a"), user(), plain=plain)
+
+    assert "Hm." not in json.dumps(said)
+    assert "thought_signature" not in json.dumps(said)
+
+
+def test_plain_words_tell_of_earlier_calls_as_text_and_leave_those_of_the_present_turn() -> None:
+    history = [user("one"), output(call("a")), success("a"), user("two"), output(call("b")), success("b")]
+    body = strict(render(log(*history), REQUEST.model_copy(update={"plain": True}), [SEND]))
+
+    assert said(body)[1] == ("assistant", "(called send with {})\n\n(result: sent)")
+    assert [message["role"] for message in body["messages"]][2:] == ["user", "assistant", "tool"]
+    assert strict_problem(body) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "named", "name"),
+    [
+        (None, None, "openai"),
+        ("https://api.deepseek.com/v1", None, "deepseek"),
+        ("https://eu.api.openai.com/v1", None, "openai"),
+        ("https://x.openai.azure.com/openai", None, "azure"),
+        ("http://user:pass@openrouter.ai:443/api/v1", None, "openrouter"),
+        ("http://127.0.0.1:8000/v1", None, "any"),
+        ("https://not-api.deepseek.com.example.org", None, "any"),
+        ("http://127.0.0.1:8000/v1", "mistral", "mistral"),
+    ],
+)
+def test_a_dialect_is_told_from_the_address_unless_it_is_named(
+    address: str | None, named: str | None, name: str
+) -> None:
+    assert dialect_of(address, named).name == name
+    assert "pass" not in host_of(address)
