@@ -158,11 +158,11 @@ def deaf(fleet: Fleet) -> Iterator[None]:
 @contextmanager
 def cut_off(fleet: Fleet) -> Iterator[None]:
     """A worker that reaches Postgres and not Redis."""
-    child = fleet.hands(queue="hands.far", REDIS_URL="redis://127.0.0.1:9/0")
-    wait_until(lambda: any(row["pool"] == "hands.far" for row in workers.live(fleet.database)), 30, "it is registered")
+    child = fleet.hands(queue="hands.slow", REDIS_URL="redis://127.0.0.1:9/0")
+    wait_until(lambda: any(row["pool"] == "hands.slow" for row in workers.live(fleet.database)), 30, "it is registered")
     yield
     child.kill(signal.SIGKILL)
-    query(fleet, "DELETE FROM brainhands.workers WHERE pool = 'hands.far'")
+    query(fleet, "DELETE FROM brainhands.workers WHERE pool = 'hands.slow'")
 
 
 @contextmanager
