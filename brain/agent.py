@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -26,6 +26,17 @@ OWN_BACKGROUND_KEYS = frozenset(
 """The same, where the request goes to the Responses API."""
 
 
+ModelName: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class Model(BaseModel):
+    """One of an agent's models, and what it costs; without prices no cost is recorded for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: ModelName
+    prices: Prices | None = None
+
+
 class Agent(BaseModel):
     """A named, versioned agent; a session pins the version it began with. Raises BadDefinition."""
 
@@ -37,6 +48,9 @@ class Agent(BaseModel):
     """The oldest version whose sessions this one goes on with, where that version is gone; None: its own only."""
     model: str | None = Field(default=None, min_length=1)
     """None takes the model of BRAINHANDS_MODEL."""
+    models: list[ModelName | Model] = Field(default_factory=list)
+    """In place of `model` and `prices`: models in the order in which they are asked, each after the one before failed
+    for good or used up its retries. One is written as its name, or as name and prices."""
     instructions: str
     tools: list[str] = Field(default_factory=list)
     """Tools by name: `send_email` in its newest version, `send_email@2` in that one; other agents likewise."""
@@ -109,6 +123,24 @@ class Agent(BaseModel):
             raise ValueError(f"continues={self.continues} is newer than version {self.version}")
         return self
 
+    @field_validator("models")
+    @classmethod
+    def _listed_once(cls, models: list[str | Model]) -> list[str | Model]:
+        names = [_model(each).name for each in models]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"listed more than once: {', '.join(repeated)}")
+        return models
+
+    @model_validator(mode="after")
+    def _one_way_to_name_models(self) -> Self:
+        if self.models and not (self.model is None and self.prices is None):
+            raise ValueError("`models` takes the place of `model` and `prices`; each of them has its own prices")
+        return self
+
+    def models_of(self, default: str) -> Sequence[Model]:
+        """Its models in the order in which they are asked, at least one; `default` for an agent that names none."""
+        return [_model(each) for each in self.models] or [Model(name=self.model or default, prices=self.prices)]
+
     @property
     def timeouts(self) -> Timeouts:
         """How long one model call may take."""
@@ -133,8 +165,9 @@ class Agent(BaseModel):
 
     @model_validator(mode="after")
     def _budget_of_money_with_prices(self) -> Self:
-        if self.prices is None and (self.session_cost is not None or self.submission_cost is not None):
-            raise ValueError("a budget of money needs prices")
+        prices = [_model(each).prices for each in self.models] or [self.prices]
+        if None in prices and (self.session_cost is not None or self.submission_cost is not None):
+            raise ValueError("a budget of money needs prices" + (" of each model" if self.models else ""))
         return self
 
     @field_validator("options")
@@ -167,6 +200,10 @@ def agent_of(agents: Agents, name: str, version: int | None) -> Agent:
     if version is None:
         return fitting[-1]
     return agents.get((name, version)) or fitting[0]
+
+
+def _model(written: str | Model) -> Model:
+    return written if isinstance(written, Model) else Model(name=written)
 
 
 def _one_line(invalid: ValidationError) -> str:

@@ -21,7 +21,7 @@ from functools import partial
 from uuid import UUID
 
 from brain import background, budgets, compaction, prompt
-from brain.agent import Agent, Agents, agent_of
+from brain.agent import Agent, Agents, Model, agent_of
 from brain.counting import count_request
 from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
 from brain.history import RESULT_TYPES, read_context
@@ -52,6 +52,7 @@ from shared.model.event import (
     ToolReference,
 )
 from shared.model.ids import TaskId, new_task_id
+from shared.model.json import Json
 from shared.model.session import Conversation
 from shared.model.task import Done, Fail, Next, Outcome, Requirement, Sleep, Task, Transition, Wait
 from shared.model.tool import ToolSpec
@@ -190,14 +191,15 @@ def _pin(
         draft.start_submission(task.submission_id)
     joined = draft.take_steering(conversation.id) if steered else []
     causes = [*causes, *(seq for _, seq in joined)]
+    model = _first_model(agent, task)
     request = ModelRequest(
         agent=agent.name,
         agent_version=agent.version,
-        model=agent.model or settings().model,
+        model=model.name,
         options=agent.options,
         tools=[ToolReference(name=spec.name, version=spec.version, digest=spec.digest) for spec in specs],
         cutoff=draft.session.last_seq,
-        prices=agent.prices,
+        prices=model.prices,
         plain=task.checkpoint.get("plain", False),
     )
     seq = draft.event(request, causes=causes, task=owned)
@@ -210,6 +212,27 @@ def _pin(
         **{name: task.checkpoint[name] for name in ("compaction", "plain") if name in task.checkpoint},
     }
     return Next("request", checkpoint=checkpoint)
+
+
+def _carried(task: Task) -> dict[str, Json]:
+    """What a generation hands on to the next one for the same input."""
+    joined = _joined(task)
+    return {"model": task.checkpoint["request"]["model"], **({"joined": joined} if joined else {})}
+
+
+def _first_model(agent: Agent, task: Task) -> Model:
+    """The model that was asked last in the work on this input, or the first one where none was, or it is gone."""
+    models = agent.models_of(settings().model)
+    asked = task.checkpoint.get("model", task.input.get("model"))
+    return next((each for each in models if each.name == asked), models[0])
+
+
+def _next_model(agent: Agent, request: ModelRequest) -> Model | None:
+    """The model to ask where that of the request failed."""
+    models = agent.models_of(settings().model)
+    names = [each.name for each in models]
+    place = names.index(request.model) + 1 if request.model in names else len(models)
+    return models[place] if place < len(models) else None
 
 
 def _joined(task: Task) -> list[str]:
@@ -323,7 +346,12 @@ def _make_room(
         return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=causes)
     voided = draft.event(ModelRequestVoided(reason=reason, request_digest=digest), causes=causes, task=task)
     made = draft.spawn(compaction.compaction_task(draft, owner=task, request=request, cause=voided))
-    checkpoint = {"joined": _joined(task), "compaction": str(made.id), "voided_seq": voided}
+    checkpoint = {
+        "joined": _joined(task),
+        "model": request.model,
+        "compaction": str(made.id),
+        "voided_seq": voided,
+    }
     if plain:
         checkpoint["plain"] = True
     return Wait([made.id], phase="prepare", checkpoint=checkpoint)
@@ -359,9 +387,11 @@ def _store_interruption(
 
 
 def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError, digest: str) -> Transition:
-    """Try the same request again later, as the provider says, or end clearly."""
+    """Try the same request again later, as the provider says, or ask the agent's next model, or end clearly."""
     retries = task.checkpoint["retries"] + 1
-    over = budgets.used_up(draft, agent, task.submission_id) if error.heals else None
+    request = ModelRequest.model_validate(task.checkpoint["request"])
+    onward = None if error.of_key else _next_model(agent, request)
+    over = budgets.used_up(draft, agent, task.submission_id) if error.heals or onward else None
     again = error.heals and retries <= agent.retries and over is None
     seconds = backoff_seconds(retries, at_least=error.retry_after, spread=random.random()) if again else None
     seq = draft.event(
@@ -377,12 +407,23 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
     )
     if over is not None:
         return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=[seq])
+    if seconds is None and onward is not None:
+        return _ask_another(draft, task=task, request=request, model=onward, cause=seq)
     if seconds is None:
         reason = str(error) if not error.heals else f"{error} (after {retries} tries)"
         endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
         return Fail(reason)
     first = task.checkpoint.get("digest", digest)
     return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries, "digest": first})
+
+
+def _ask_another(draft: Draft, *, task: Task, request: ModelRequest, model: Model, cause: int) -> Transition:
+    """Ask another model for the same: a request with a pin of its own, and as many retries as the one before."""
+    pinned = request.model_copy(update={"model": model.name, "prices": model.prices})
+    seq = draft.event(pinned, causes=[cause], task=task)
+    kept = {name: value for name, value in task.checkpoint.items() if name != "digest"}
+    checkpoint = {**kept, "request_seq": seq, "request": pinned.model_dump(mode="json"), "retries": 0}
+    return Next("request", checkpoint=checkpoint)
 
 
 def _store_reply(
@@ -500,7 +541,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         submission_id=task.submission_id,
         cause=max(causes),
         round_number=task.input["round"] + 1,
-        joined=_joined(task),
+        carried=_carried(task),
         priority=task.priority,
         now=task.created_at,
     )

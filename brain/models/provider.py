@@ -40,12 +40,14 @@ BAD_REQUESTS = frozenset(
 )
 """Codes and types which, where no status comes with them, tell a bad request from a failed server."""
 
+KEY_CODES = frozenset({"invalid_api_key", "authentication_error"})
+
 
 def required_key() -> str:
     """The key for the provider. Raises ProviderError where none is set."""
     key = settings().openai_api_key
     if key is None or not key.get_secret_value():
-        raise ProviderError("OPENAI_API_KEY is not set for this Brain worker", heals=False)
+        raise ProviderError("OPENAI_API_KEY is not set for this Brain worker", heals=False, of_key=True)
     return key.get_secret_value()
 
 
@@ -154,6 +156,7 @@ def provider_error(error: object, status: int | None, retry_after: float | None,
         heals=not final and (status is None or status in HEALING_STATUSES or status >= 500),
         overflow=overflow,
         filtered=not FILTER_CODES.isdisjoint(names),
+        of_key=status == 401 or not KEY_CODES.isdisjoint(names),
     )
 
 

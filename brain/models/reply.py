@@ -73,7 +73,7 @@ class ProviderError(BrainhandsError):
 
     `status` is None where there was no HTTP answer, `retry_after` is in seconds and at most an hour, `heals` says that
     the same request may succeed later, `overflow` that it is too long for the model, `filtered` that a content filter
-    refused what it says.
+    refused what it says, `of_key` that it is about the worker's key, so that no other request would be answered either.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class ProviderError(BrainhandsError):
         heals: bool,
         overflow: bool = False,
         filtered: bool = False,
+        of_key: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -94,6 +95,7 @@ class ProviderError(BrainhandsError):
         self.heals = heals
         self.overflow = overflow
         self.filtered = filtered
+        self.of_key = of_key
 
     @property
     def refuses_content(self) -> bool:

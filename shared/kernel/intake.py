@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
+from shared.model.json import Json
 from shared.model.session import Conversation
 from shared.model.task import Priority, Requirement, Status, Task
 
@@ -24,11 +25,12 @@ def generation_task(
     round_number: int,
     now: datetime,
     priority: Priority,
-    joined: Sequence[str] = (),
+    carried: Mapping[str, Json] | None = None,
 ) -> Task:
     """A generation of the conversation, to be prepared by a Brain that has its agent.
 
-    `joined` are the submissions whose input joined this work while it was under way; they end with it.
+    `carried` is what the rounds of one input hand on: `joined`, the submissions whose input joined this work while it
+    was under way and which end with it, and `model`, the one that was asked last.
     """
     return Task(
         id=task_id,
@@ -39,7 +41,7 @@ def generation_task(
         kind=GENERATION,
         version=GENERATION_VERSION,
         requires=agent_requirement(conversation),
-        input={"round": round_number, "joined": list(joined)} if joined else {"round": round_number},
+        input={"round": round_number, **(carried or {})},
         cause=cause,
         priority=priority,
         status=Status.PENDING,

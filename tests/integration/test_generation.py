@@ -247,6 +247,71 @@ def test_retries_are_counted_over_sleeps_and_end_the_input_at_their_limit(brains
     assert len(bodies(brains, receipt)) == 2
 
 
+@pytest.mark.promise("E2", "E13")
+@pytest.mark.parametrize(
+    ("fault", "times"), [("insufficient_quota", 1), ("404", 1), ("500", 2), ("429", 2), ("cut", 2), ("truncated", 2)]
+)
+def test_where_a_model_failed_for_good_the_next_one_is_asked_by_a_request_of_its_own_and_at_its_own_prices(
+    brains: Fleet, fault: str, times: int
+) -> None:
+    usage = {"prompt_tokens": 1_000, "completion_tokens": 500}
+    receipt = begin(brains, {"fault": fault, "times": times, "text": "rescued", "usage": usage}, agent="spare")
+    for _ in range(times - 1):
+        wait_for_task(brains, receipt.session_id, "generation", Status.SLEEPING)
+        make_due(brains, receipt.session_id)
+
+    assert brains.wait(receipt).output == "rescued"
+
+    first, second = brains.payloads(receipt.session_id, "model_request")
+    assert [body["model"] for body in bodies(brains, receipt)] == ["large"] * times + ["small"]
+    assert second == {**first, "model": "small", "prices": second["prices"]}
+    assert (first["prices"], second["prices"]["output"]) == (None, "2")
+    failed, (_, asked) = (events_of(brains, receipt.session_id, each) for each in ("model_error", "model_request"))
+    assert asked.causes == (failed[-1].seq,)
+    (output,) = brains.payloads(receipt.session_id, "model_output")
+    assert output["usage"]["cost"] == "0.002"
+    assert not output["request_changed"]
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize(("fault", "asked"), [("401", ["large"]), ("404", ["large", "small"])])
+def test_no_other_model_is_asked_with_a_key_that_is_refused_and_none_behind_the_last_one(
+    brains: Fleet, fault: str, asked: list[str]
+) -> None:
+    receipt = begin(brains, {"fault": fault}, agent="spare")
+
+    done = brains.wait(receipt)
+
+    assert (done.outcome, done.error) == (
+        Outcome.FAILED,
+        brains.payloads(receipt.session_id, "model_error")[-1]["error"],
+    )
+    assert [body["model"] for body in bodies(brains, receipt)] == asked
+
+
+@pytest.mark.promise("E13")
+def test_a_budget_that_is_used_up_keeps_the_next_model_from_being_asked(brains: Fleet) -> None:
+    receipt = begin(brains, {"fault": "cut", "chunks": 6, "text": LONG_ANSWER}, agent="frugal")
+
+    done = brains.wait(receipt)
+
+    assert "budget of 1 tokens is used up" in (done.error or "")
+    assert [body["model"] for body in bodies(brains, receipt)] == ["large"]
+
+
+@pytest.mark.promise("E2")
+def test_the_work_on_one_input_stays_with_the_model_that_answered_and_the_next_input_begins_with_the_first(
+    brains: Fleet,
+) -> None:
+    call = {"calls": [{"name": "ping"}]}
+    receipt = begin(brains, {"fault": "404", "times": 1, **call}, call, ANSWER, agent="spare")
+    assert brains.wait(receipt).output == "done"
+    assert goes_on(brains, receipt, agent="spare")
+
+    requests = brains.payloads(receipt.session_id, "model_request")
+    assert [each["model"] for each in requests] == ["large", "small", "small", "small", "large"]
+
+
 @pytest.mark.promise("E4")
 @pytest.mark.parametrize(
     ("fault", "agent", "shown"), [("cut", "odd", 6), ("truncated", "odd", None), ("hang", "hasty", 6)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from brain import Agent
+from decimal import Decimal
+
+from brain import Agent, Model, Prices
 
 odd = Agent(
     name="odd",
@@ -29,3 +31,14 @@ flowing = Agent(
 hasty = Agent(name="hasty", version=1, instructions="Hurry.", request_seconds=1)
 impatient = Agent(name="impatient", version=1, instructions="Give up soon.", retries=1)
 brief = Agent(name="brief", version=1, instructions="Be brief.", tools=["ping"], rounds=2)
+spare = Agent(
+    name="spare",
+    version=1,
+    instructions="Have another one.",
+    tools=["ping"],
+    retries=1,
+    models=["large", Model(name="small", prices=Prices(input=Decimal(1), output=Decimal(2)))],
+)
+frugal = Agent(
+    name="frugal", version=1, instructions="Save.", retries=0, models=["large", "small"], submission_tokens=1
+)

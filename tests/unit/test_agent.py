@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brain.agent import Agent, agent_of
+from brain.agent import Agent, Model, agent_of
 from brain.loading import agents_in
 from shared.errors import BadDefinition, Incompatible
+from shared.model.prices import Prices
 
 WriteModule = Callable[[str], str]
 numbers = itertools.count()
+PRICES = Prices(input=Decimal(1), output=Decimal(2))
 
 
 @pytest.fixture
@@ -72,6 +75,8 @@ def test_an_agent_takes_tools_and_options() -> None:
         ("retries", -1, "retries: "),
         ("rounds", 0, "rounds: "),
         ("temperature", 1, "temperature: "),
+        ("models", ["a", Model(name="a")], "listed more than once: a"),
+        ("models", ["a", ""], "models.1"),
     ],
 )
 def test_a_bad_definition_is_refused_in_one_line(field: str, value: Any, problem: str) -> None:
@@ -83,6 +88,29 @@ def test_a_bad_definition_is_refused_in_one_line(field: str, value: Any, problem
     assert problem in str(raised.value)
     assert str(raised.value).startswith(f"agent {fields['name']!r}: ")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"model": "a"}, "`models` takes the place of `model` and `prices`"),
+        ({"prices": PRICES}, "`models` takes the place of `model` and `prices`"),
+        ({"session_cost": 1}, "a budget of money needs prices of each model"),
+    ],
+)
+def test_models_that_are_listed_have_their_own_prices(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadDefinition, match=problem):
+        Agent(name="a", version=1, instructions="", models=[Model(name="large", prices=PRICES), "small"], **fields)
+
+
+def test_an_agent_that_lists_no_models_has_the_one_that_it_names_or_that_of_its_worker() -> None:
+    named = Agent(name="a", version=1, instructions="", model="own", prices=PRICES)
+    silent = Agent(name="a", version=1, instructions="")
+    listing = Agent(name="a", version=1, instructions="", models=["large", Model(name="small", prices=PRICES)])
+
+    assert named.models_of("any") == [Model(name="own", prices=PRICES)]
+    assert silent.models_of("any") == [Model(name="any")]
+    assert listing.models_of("any") == [Model(name="large"), Model(name="small", prices=PRICES)]
 
 
 def test_agents_are_found_by_name_with_their_versions_in_order(write_module: WriteModule) -> None:
