@@ -68,7 +68,7 @@ def _listen(answer: Answer, heard: _Heard, on_text: Callable[[str], None]) -> st
     """
     try:
         beginning, pieces = _beginning(answer.pieces())
-        if beginning[:1] in b"{[<" and beginning:
+        if beginning.startswith((b"{", b"[", b"<")):
             return _take_whole(b"".join(pieces), heard, on_text)
         for data in _events(pieces):
             answer.speaks()
@@ -90,13 +90,9 @@ def _listen(answer: Answer, heard: _Heard, on_text: Callable[[str], None]) -> st
 
 def _beginning(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
     """What an answer begins with, white space and a byte-order mark apart, and all of its pieces."""
-    seen = []
     for piece in pieces:
-        seen.append(piece)
-        if beginning := b"".join(seen).lstrip(b"\xef\xbb\xbf \t\r\n"):
+        if beginning := piece.lstrip(b"\xef\xbb\xbf \t\r\n"):
             return beginning, itertools.chain([beginning], pieces)
-        if sum(map(len, seen)) > LONGEST_EVENT:
-            break
     return b"", iter(())
 
 
