@@ -36,6 +36,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stopping.set())
     current, found = settings(), addresses()
     migrate.require_current(found.database_url)
+    publisher = Publisher(found.redis_url)
     worker = WorkerInfo(
         id=new_worker_id(),
         role="relay",
@@ -58,7 +59,6 @@ def main() -> None:
     sweeping = indispensable(sweep.run, name="sweep", daemon=False)
     sweeping.start()
     log.info("relay_started", worker=worker.id)
-    publisher = Publisher(found.redis_url)
     try:
         Relay(soft_database, publisher, RelayBell(found.redis_url), stopping).run()
     finally:

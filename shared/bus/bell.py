@@ -16,9 +16,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from shared.bus.topics import RELAY_BELL, session_topic
+from shared.errors import ServerUnavailable
 from shared.model.ids import SessionId
 from shared.runtime.logs import logger
 from shared.runtime.outage import Outage
+from shared.runtime.tls import tls_fault
 
 log = logger("bell")
 
@@ -28,6 +30,8 @@ GOING_ON = b"going on"
 
 REST_SECONDS = 2.0
 """After a ring that failed none is tried for so long: a broker that is away must not slow commits."""
+
+TRUST_SECONDS = 3.0
 
 
 def connect(url: str, *, timeout: float) -> redis.Redis:
@@ -39,6 +43,21 @@ def connect(url: str, *, timeout: float) -> redis.Redis:
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )
+
+
+def require_trust(url: str) -> None:
+    """Raises ServerUnavailable where nobody vouches for the certificate of the Redis at a `rediss://` address.
+
+    A Redis that is away is none of that: it may come back.
+    """
+    if not url.startswith("rediss://"):
+        return
+    try:
+        with connect(url, timeout=TRUST_SECONDS) as client:
+            client.ping()
+    except redis.RedisError as error:
+        if (fault := tls_fault(error)) and fault.of_certificate:
+            raise ServerUnavailable("Redis", fault.problem, fault.next_step) from error
 
 
 class Bell:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from celery import Celery
 from kombu import Queue
+from kombu.utils.url import parse_url
 
+from shared.bus.bell import require_trust
 from shared.bus.events import BatchedEvents
 
 
 def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
     """A Celery app that reads `queue`, with worker pool `pool`: prefork or threads.
 
-    Connections are kombu's own, which Flower needs, until `transport.use` says otherwise.
+    Connections are kombu's own, which Flower needs, until `transport.use` says otherwise. Raises ServerUnavailable for
+    a Redis whose certificate nobody vouches for.
     """
+    require_trust(redis_url)
     app = Celery(name, broker=redis_url, set_as_current=False)
     app.conf.update(
         broker_transport_options={
@@ -30,6 +34,8 @@ def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:
             "interval_max": 0.5,
             "priority_steps": [0],
         },
+        # Flower's view of the queues reads this and nothing of an address.
+        broker_use_ssl=parse_url(redis_url).get("ssl", False),
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
         result_backend=None,

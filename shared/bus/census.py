@@ -10,7 +10,7 @@ from celery.exceptions import CeleryError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from shared.errors import ServerUnavailable
+from shared.bus.health import unavailable
 
 ANSWER_SECONDS = 1.5
 """A worker that can answer does so within a few milliseconds, also when all its slots are busy."""
@@ -24,7 +24,7 @@ def readers(redis_url: str) -> dict[str, set[str]]:
     try:
         answers = app.control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     except (CeleryError, OperationalError, RedisError, OSError) as error:
-        raise ServerUnavailable("Redis", str(error), "check REDIS_URL and that the server runs") from error
+        raise unavailable(error) from error
     finally:
         app.close()
     for node, queues in answers.items():

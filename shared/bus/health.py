@@ -12,6 +12,7 @@ from shared.bus import bell
 from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
 from shared.errors import ServerUnavailable
 from shared.runtime.servers import OLDEST_REDIS
+from shared.runtime.tls import tls_fault
 from shared.store.health import Finding
 
 PATIENCE_SECONDS = 3.0
@@ -62,7 +63,15 @@ def findings(address: str, shown: str, pools: Iterable[str]) -> Iterator[Finding
         next_step = "write its user and password into REDIS_URL: redis://USER:PASSWORD@HOST:PORT/0"
         raise ServerUnavailable("Redis", f"it refuses the password ({error})", next_step) from error
     except redis.RedisError as error:
-        raise ServerUnavailable("Redis", str(error), "check REDIS_URL and that the server runs") from error
+        raise unavailable(error) from error
+
+
+def unavailable(error: Exception) -> ServerUnavailable:
+    """Redis is not reachable, by an error of redis-py or kombu."""
+    if fault := tls_fault(error):
+        return ServerUnavailable("Redis", fault.problem, fault.next_step)
+    next_step = "check REDIS_URL (rediss:// where Redis speaks TLS, else redis://) and that the server runs"
+    return ServerUnavailable("Redis", str(error), next_step)
 
 
 def _problems(client: redis.Redis, keys: set[str]) -> Iterator[tuple[str, str]]:

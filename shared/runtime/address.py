@@ -3,13 +3,18 @@
 What is in a Postgres address (hosts, sockets, options, TLS) is read by libpq alone. It is judged here before, because a
 password with a mark that is not percent-encoded makes part of itself a host, a port or an option, which errors of
 others would show.
+
+How a Redis connection is secured is written into its address, so that all that read it, which have defaults of their
+own, do the same.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from urllib.parse import parse_qsl, unquote
+import ssl
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -18,6 +23,10 @@ POSTGRES_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://")
 REDIS_SCHEMES = ("redis://", "rediss://")
 POSTGRES_FORM = "postgresql://user:password@host:port/database"
 REDIS_FORM = "redis://:password@host:port/0"
+TLS_FORM = "rediss://:password@host:port/0?ssl_ca_certs=/path/ca.pem"
+
+TLS_CHOICES = {"ssl_cert_reqs": ("required", "none"), "ssl_check_hostname": ("true", "false")}
+TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 ENCODE = "in a user or password write %40 for @, %2F for /, %3F for ?, %23 for #, %5B for [, %5D for ] and %25 for %"
 
@@ -30,7 +39,7 @@ def postgres_address(given: object) -> str:
     """The address as libpq, psycopg and psql take it. Raises ValueError."""
     rest = _after_scheme(given, POSTGRES_SCHEMES, POSTGRES_FORM)
     _, _, options = _judged(rest, POSTGRES_FORM)
-    for number, option in enumerate(options, 1):
+    for number, (option, _) in enumerate(options, 1):
         if option.encode() not in _options():
             raise ValueError(f"its option {number} is none that libpq knows, such as sslmode; {_form(POSTGRES_FORM)}")
     address = f"postgresql://{rest}"
@@ -44,14 +53,19 @@ def postgres_address(given: object) -> str:
 
 
 def redis_address(given: object) -> str:
-    """The address as redis-py and kombu take it. Raises ValueError."""
+    """The address as redis-py and kombu take it; that of `rediss://` says all of its TLS. Raises ValueError."""
     rest = _after_scheme(given, REDIS_SCHEMES, REDIS_FORM)
-    hosts, path, _ = _judged(rest, REDIS_FORM)
+    hosts, path, options = _judged(rest, REDIS_FORM)
     if len(hosts) > 1:
         raise ValueError(f"it names several hosts; {_form(REDIS_FORM)}")
     if path and not path.isdecimal():
         raise ValueError(f"it names its database by something that is no number; {_form(REDIS_FORM)}")
-    return str(given)
+    where = rest.partition("?")[0].replace(";", "%3B")  # at which kombu would part two addresses
+    if str(given).startswith("rediss://"):
+        return f"rediss://{where}?{urlencode(_tls(options), quote_via=quote, safe='/')}"
+    if options:
+        raise ValueError(f"redis:// takes no options; with TLS it is {TLS_FORM}")
+    return f"redis://{where}"
 
 
 def shown(address: str) -> str:
@@ -73,8 +87,47 @@ def _after_scheme(given: object, schemes: tuple[str, ...], form: str) -> str:
     raise ValueError(f"it must begin with one of {', '.join(reversed(schemes))}")
 
 
-def _judged(rest: str, form: str) -> tuple[list[tuple[str, str]], str, list[str]]:
-    """Hosts with their ports, the path, and the names of options. Raises ValueError."""
+def _tls(given: list[tuple[str, str]]) -> dict[str, str]:
+    """The options with the defaults: a certificate that an authority vouches for, for this host. Raises ValueError."""
+    options: dict[str, str] = {}
+    for number, (name, value) in enumerate(given, 1):
+        if name not in (*TLS_CHOICES, *TLS_FILES):
+            raise ValueError(f"its option {number} is none of {', '.join((*TLS_CHOICES, *TLS_FILES))}")
+        if name in options:
+            raise ValueError(f"it has {name} twice")
+        if name in TLS_CHOICES and value not in TLS_CHOICES[name]:
+            raise ValueError(f"its {name} is neither {' nor '.join(TLS_CHOICES[name])}")
+        options[name] = value
+    if options.get("ssl_cert_reqs") == "none":
+        if options.get("ssl_check_hostname") == "true" or "ssl_ca_certs" in options:
+            raise ValueError("with ssl_cert_reqs=none no certificate is checked: leave out what it is checked by")
+        options["ssl_check_hostname"] = "false"
+    _judge_files(options)
+    return {"ssl_cert_reqs": "required", "ssl_check_hostname": "true", **options}
+
+
+def _judge_files(options: Mapping[str, str]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if (authorities := options.get("ssl_ca_certs")) is not None:
+        try:
+            context.load_verify_locations(authorities)
+        except (OSError, ValueError):
+            raise ValueError("its ssl_ca_certs names no file of certificates (PEM) that can be read here") from None
+    certificate, key = options.get("ssl_certfile"), options.get("ssl_keyfile")
+    if certificate is None and key is not None:
+        raise ValueError("it has ssl_keyfile without ssl_certfile")
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key, password="")
+        except (OSError, ValueError):
+            raise ValueError(
+                "its ssl_certfile and ssl_keyfile are no certificate with its key (PEM, without a password) that can be"
+                " read here"
+            ) from None
+
+
+def _judged(rest: str, form: str) -> tuple[list[tuple[str, str]], str, list[tuple[str, str]]]:
+    """Hosts with their ports, the path, and the options, decoded. Raises ValueError."""
     if not rest.isprintable() or " " in rest:
         raise ValueError(f"it has spaces or control characters; {_form(form)}")
     if _BAD_PERCENT.search(rest):
@@ -86,11 +139,10 @@ def _judged(rest: str, form: str) -> tuple[list[tuple[str, str]], str, list[str]
         raise ValueError(f"it has a user or password that is not percent-encoded; {ENCODE}")
     tail = rest[len(authority) :]
     path, _, query = tail.partition("?")
-    options = [part.partition("=") for part in query.split("&") if part]
-    if not all(equals for _, equals, _ in options):
+    if not all("=" in part for part in query.split("&") if part):
         raise ValueError(f"it has options that are not name=value; {_form(form)}")
     places = [_host_and_port(each, form) for each in hosts.split(",")] if hosts or at else []
-    return places, path.removeprefix("/"), [name for name, _, _ in options]
+    return places, path.removeprefix("/"), parse_qsl(query, keep_blank_values=True)
 
 
 def _host_and_port(place: str, form: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import time
 
 from shared.runtime.address import shown
 from shared.runtime.logs import EventLogger
+from shared.runtime.tls import tls_fault
 
 
 class Outage:
@@ -25,7 +26,10 @@ class Outage:
             if self._since is not None:
                 return
             self._since = time.monotonic()
-        self._log.warning(f"{self._name}_away", address=self._address, error=type(error).__name__)
+        reason: dict[str, object] = {"error": type(error).__name__}
+        if fault := tls_fault(error):
+            reason |= {"problem": fault.problem, "next_step": fault.next_step}
+        self._log.warning(f"{self._name}_away", address=self._address, **reason)
 
     def over(self) -> None:
         """A try went through."""

@@ -40,7 +40,7 @@ class Settings(BaseSettings):
         default=None,
         alias="REDIS_URL",
         repr=False,
-        description="Redis or Valkey 6.2 or newer, a database number used by nothing else. "
+        description="Redis or Valkey 6.2 or newer, a database number used by nothing else; `rediss://` is TLS. "
         "Not set: the embedded server.",
     )
     openai_api_key: SecretStr | None = Field(

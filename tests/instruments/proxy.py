@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -13,12 +14,13 @@ LOOPBACK = "127.0.0.1"
 
 
 class Proxy:
-    """Forwards `port` to a target from construction to `close`, on a thread of its own.
+    """Forwards `port` to a target from construction to `close`, on a thread of its own; with `tls` it speaks that.
 
     Every method returns when its effect has begun; none waits for bytes that are already on their way.
     """
 
-    def __init__(self, target_host: str, target_port: int) -> None:
+    def __init__(self, target_host: str, target_port: int, *, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._target = (target_host, target_port)
         self._writers: set[asyncio.StreamWriter] = set()
         self._connections: set[asyncio.Task[None]] = set()
@@ -103,7 +105,7 @@ class Proxy:
         if self._listener is None:
             listening = self._reserved or _bound(self.port)
             self._reserved = None
-            self._listener = await asyncio.start_server(self._serve, sock=listening)
+            self._listener = await asyncio.start_server(self._serve, sock=listening, ssl=self._tls)
             self.port = listening.getsockname()[1]
 
     async def _close(self) -> None:
@@ -153,6 +155,8 @@ class Proxy:
             await flowing.wait()
             if writer.can_write_eof():
                 writer.write_eof()
+            else:
+                writer.close()  # TLS has no half
 
     def _leave(self, writer: asyncio.StreamWriter) -> None:
         self._writers.discard(writer)
@@ -161,8 +165,10 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     # A linger time of zero makes the close a reset.
+    connection = writer.get_extra_info("socket")  # none where TLS has ended
     with suppress(OSError):  # it may be closed already
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 

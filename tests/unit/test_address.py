@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
@@ -15,6 +17,7 @@ from shared.errors import SettingsError
 from shared.runtime.address import postgres_address, redis_address, shown
 from shared.runtime.settings import settings
 from shared.store import connections
+from tests.instruments.certificates import make_certificate
 
 SECRET = "tops/3cret"
 MARKS = "@:/?#[]% &=+,;'\"\\ü|"
@@ -50,6 +53,7 @@ def test_a_password_as_it_is_arrives_whole_or_is_refused_without_a_word_of_it(fo
         assert conninfo_to_dict(taken)["password"] == password
     else:
         assert redis.ConnectionPool.from_url(taken).connection_kwargs["password"] == password
+        assert Connection(taken).password == password
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,7 @@ def test_a_password_as_it_is_arrives_whole_or_is_refused_without_a_word_of_it(fo
         ("postgresql://user:secret@/shop", "the local socket/shop"),
         ("redis://:secret@host:6379/0", "host:6379/0"),
         ("rediss://[::1]:6379/1?ssl_cert_reqs=required", "[::1]:6379/1"),
+        ("rediss://host", "host/"),
     ],
 )
 def test_what_is_shown_of_an_address_is_where_it_leads(address: str, where: str) -> None:
@@ -106,6 +111,23 @@ BAD_REDIS = {
     "redis://:3cret@host/3cret": "no number",
     "redis://:3cret@a,b/0": "several hosts",
     "redis://:3cret@[::1/0": "host",
+    "redis://:3cret@host/0?db=1": "redis:// takes no options",
+    "redis://:3cret@host/0?ssl_cert_reqs=required": "with TLS it is rediss://",
+    "rediss://:3cret@host/0?db=1": "its option 1 is none of ssl_cert_reqs",
+    "rediss://:3cret@host/0?ssl_keyfile=a&passwort=3cret": "its option 2 is none of",
+    "rediss://:3cret@host/0?SSL_CERT_REQS=none": "its option 1 is none of",
+    "rediss://host/0?ssl_cert_reqs=optional": "neither required nor none",
+    "rediss://host/0?ssl_cert_reqs=": "neither required nor none",
+    "rediss://host/0?ssl_check_hostname=0": "neither true nor false",
+    "rediss://host/0?ssl_cert_reqs=none&ssl_cert_reqs=required": "ssl_cert_reqs twice",
+    "rediss://host/0?ssl_cert_reqs=none&ssl_check_hostname=true": "no certificate is checked",
+    "rediss://host/0?ssl_cert_reqs=none&ssl_ca_certs=/3cret.pem": "no certificate is checked",
+    "rediss://host/0?ssl_ca_certs=/3cret/none.pem": "ssl_ca_certs names no file of certificates",
+    "rediss://host/0?ssl_ca_certs=/dev/null": "ssl_ca_certs names no file of certificates",
+    "rediss://host/0?ssl_ca_certs=": "ssl_ca_certs names no file of certificates",
+    "rediss://host/0?ssl_ca_certs=/3cret%00": "ssl_ca_certs names no file of certificates",
+    "rediss://host/0?ssl_keyfile=/3cret.key": "ssl_keyfile without ssl_certfile",
+    "rediss://host/0?ssl_certfile=/3cret.pem": "no certificate with its key",
 }
 
 
@@ -132,6 +154,46 @@ def test_a_bad_address_is_refused_alike_by_settings_and_client_in_a_line_that_re
     assert said in line
     assert "\n" not in line
     assert not any(part in line for part in ("3cret", "tops", "passwort"))
+
+
+SECURE = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+INSECURE = {"ssl_cert_reqs": "none", "ssl_check_hostname": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ("", SECURE),
+        ("?", SECURE),
+        ("?ssl_cert_reqs=required", SECURE),
+        ("?ssl_check_hostname=true&ssl_cert_reqs=required", SECURE),
+        ("?ssl_check_hostname=false", {**SECURE, "ssl_check_hostname": False}),
+        ("?ssl_cert_reqs=none", INSECURE),
+        ("?ssl_cert_reqs=none&ssl_check_hostname=false", INSECURE),
+        ("?ssl_ca_certs={file}", {**SECURE, "ssl_ca_certs": "{file}"}),
+        ("?ssl_certfile={file}&ssl_keyfile={key}", {**SECURE, "ssl_certfile": "{file}", "ssl_keyfile": "{key}"}),
+    ],
+)
+def test_all_that_read_a_secure_address_do_the_same_and_check_the_certificate_unless_told_not_to(
+    options: str, meant: dict[str, object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "a b+c;d#e%&"
+    folder.mkdir()
+    made = make_certificate(folder)
+    names = {"file": str(made.certificate), "key": str(made.key)}
+    wanted = {name: value.format(**names) if isinstance(value, str) else value for name, value in meant.items()}
+
+    address = redis_address(
+        "rediss://:pass;word@host:6379/2" + options.format(**{name: quote(value) for name, value in names.items()})
+    )
+
+    assert redis_address(address) == address
+    pool = redis.ConnectionPool.from_url(address)
+    assert pool.connection_class is redis.SSLConnection
+    assert {name: value for name, value in pool.connection_kwargs.items() if name.startswith("ssl_")} == wanted
+    reqs = {"required": ssl.CERT_REQUIRED, "none": ssl.CERT_NONE}[str(wanted["ssl_cert_reqs"])]
+    assert Connection(address).ssl == Connection(address, transport="redis").ssl == {**wanted, "ssl_cert_reqs": reqs}
+    assert Connection(address).password == "pass;word"
 
 
 @pytest.mark.parametrize("sslmode", ["disable", "require", "verify-full", "nonsense"])

@@ -158,4 +158,5 @@ def test_addresses_for_a_shell_are_quoted_for_it_and_fit_every_driver(
 
     script = f'{capsys.readouterr().out}\nprintf \'%s\\n\' "$DATABASE_URL" "$REDIS_URL"'
     seen = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert seen == f"postgresql://shop:{password}@127.0.0.1:9/shop\nredis://:{password}@127.0.0.1:9/0\n"
+    of_redis = password.replace(";", "%3B")  # at which kombu would part two addresses
+    assert seen == f"postgresql://shop:{password}@127.0.0.1:9/shop\nredis://:{of_redis}@127.0.0.1:9/0\n"
