@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from brain.loading import agents_in
+from brain.models.dialects import DIALECTS
 from hands import NotFound, ToolContext
 from hands.loading import tools_in
 from shared.cli.main import commands
@@ -29,6 +30,7 @@ from tests.promises_plugin import promises
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("deploy/**/*.md"), *ROOT.glob("tests/**/*.md")])
 README = ROOT / "README.md"
+PROVIDERS = ROOT / "deploy" / "providers.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 HOSTS = ("127.0.0.1", "localhost", "host", "example.com", "keepachangelog.com", "semver.org")
@@ -91,6 +93,13 @@ def test_every_command_and_option_that_a_document_shows_exists(document: Path) -
     for command, rest in uses(document, "brainhands"):
         assert command in known
         assert set(re.findall(r"--[a-z-]+", rest)) <= known[command], f"brainhands {command}{rest}"
+
+
+def test_the_page_of_providers_lists_every_dialect_with_its_source_and_what_it_was_tried_against() -> None:
+    rows = re.findall(r"^\| (\S+) \| (.+?) \| (.+?) \|$", PROVIDERS.read_text(), re.MULTILINE)
+    listed = {name: source for name, source, tried in rows if tried not in ("tried against", "---")}
+
+    assert listed == {row.name: row.source for row in DIALECTS}
 
 
 def test_the_readme_lists_every_command_with_its_options() -> None:
