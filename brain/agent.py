@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
+from brain import answers
+from brain.answers import FINAL_TOOL, Output
 from brain.models.dialects import NAMES
 from brain.models.timeouts import Timeouts
 from shared.errors import BadDefinition, Incompatible, NotStorable
@@ -58,6 +60,12 @@ class Agent(BaseModel):
     """For a tool by name, whether its calls run, are asked about or are refused; a stricter rule of the tool counts."""
     dialect: str | None = None
     """How the provider speaks, by a name of `brain/models/dialects.py`; None takes that of BRAINHANDS_DIALECT."""
+    output: Annotated[
+        Output | None,
+        WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": True}, {"type": "null"}]}),
+    ] = None
+    """What its answers are: a pydantic model, or the JSON schema of an object. Each is validated, asked for again where
+    it does not fit, and stored as JSON text. None: free text."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed on to the provider as they are, such as `temperature` or `max_completion_tokens`."""
     background: bool = False
@@ -121,6 +129,19 @@ class Agent(BaseModel):
     def _continues_older_ones(self) -> Self:
         if self.continues is not None and self.continues > self.version:
             raise ValueError(f"continues={self.continues} is newer than version {self.version}")
+        return self
+
+    @field_validator("output")
+    @classmethod
+    def _can_be_asked_for(cls, output: Output | None) -> Output | None:
+        return None if output is None else answers.check(output)
+
+    @model_validator(mode="after")
+    def _asks_for_one_output(self) -> Self:
+        if self.output is not None and "response_format" in self.options:
+            raise ValueError("not an option beside `output`: response_format")
+        if self.output is not None and FINAL_TOOL in {tool.partition("@")[0] for tool in self.tools}:
+            raise ValueError(f"beside `output` no tool can be named {FINAL_TOOL}")
         return self
 
     @field_validator("models")

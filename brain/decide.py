@@ -7,6 +7,7 @@
 | neither text nor calls | `AskAgain`, the third time `GiveUp` |
 | text, no calls | `Answer` |
 | calls | `CallTools`, each call planned with a task or with an error that the model can read |
+| a structured answer that does not fit | `Unfit`, the third time `GiveUp` (`brain/answers.py`) |
 
 A call gets an error instead of a task if it is one too many, names no offered tool, or has arguments that are no JSON
 object or may be another call's. Whether an object fits the tool is judged by the tool's worker.
@@ -33,13 +34,6 @@ SHOWN_CHARACTERS = 80
 LISTED_CHARACTERS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The model is done with the input."""
-
-    text: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCall:
     """One call of a reply: either a tool and its arguments, or the error that is its result."""
@@ -48,6 +42,14 @@ class PlannedCall:
     spec: ToolSpec | None
     arguments: dict[str, Any] | None
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model is done with the input; `planned` is the call by which it gave the answer, where it did so."""
+
+    text: str
+    planned: tuple[PlannedCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ class AskAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """The answer is not what was asked for: the model is told so, and asked again; `planned` is as in `Answer`."""
+
+    problem: str
+    planned: tuple[PlannedCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The input fails for this reason; `text` is what the model had said until then."""
 
@@ -72,7 +82,7 @@ class GiveUp:
     text: str | None = None
 
 
-Decision: TypeAlias = Answer | CallTools | AskAgain | GiveUp
+Decision: TypeAlias = Answer | CallTools | AskAgain | Unfit | GiveUp
 
 
 def decide(

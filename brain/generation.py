@@ -20,13 +20,13 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from brain import background, budgets, compaction, prompt
+from brain import answers, background, budgets, compaction, prompt
 from brain.agent import Agent, Agents, Model, agent_of
 from brain.counting import count_request
-from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, decide
+from brain.decide import Answer, AskAgain, CallTools, Decision, GiveUp, PlannedCall, Unfit, decide
 from brain.history import RESULT_TYPES, read_context
 from brain.models import chat, responses
-from brain.models.dialects import dialect_of, host_of
+from brain.models.dialects import Dialect, dialect_of, host_of
 from brain.models.line import endpoint
 from brain.models.provider import OVERFLOW, estimated_usage
 from brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
@@ -49,6 +49,7 @@ from shared.model.event import (
     SystemPromptSet,
     TaskBlocked,
     ToolCallError,
+    ToolCallSuccess,
     ToolReference,
 )
 from shared.model.ids import TaskId, new_task_id
@@ -200,6 +201,7 @@ def _pin(
         tools=[ToolReference(name=spec.name, version=spec.version, digest=spec.digest) for spec in specs],
         cutoff=draft.session.last_seq,
         prices=model.prices,
+        output=answers.requested(agent.output, offers_tools=bool(specs), dialect=_dialect(agent)),
         plain=task.checkpoint.get("plain", False),
     )
     seq = draft.event(request, causes=causes, task=owned)
@@ -216,8 +218,9 @@ def _pin(
 
 def _carried(task: Task) -> dict[str, Json]:
     """What a generation hands on to the next one for the same input."""
-    joined = _joined(task)
-    return {"model": task.checkpoint["request"]["model"], **({"joined": joined} if joined else {})}
+    unfit = task.checkpoint.get("unfit", task.input.get("unfit"))
+    kept = {"model": task.checkpoint["request"]["model"], "joined": _joined(task), "unfit": unfit}
+    return {name: value for name, value in kept.items() if value}
 
 
 def _first_model(agent: Agent, task: Task) -> Model:
@@ -252,9 +255,9 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
         raise Incompatible(f"the catalogue has no tool {missing[0].name}@{missing[0].version}, which is in the request")
     specs = [published[tool.name, tool.version] for tool in request.tools]
     provider = host_of(settings().openai_base_url)
-    dialect = dialect_of(settings().openai_base_url, agent.dialect or settings().dialect)
-    extras = prompt.Extras(provider=provider, fields=dialect.wants_back)
-    rendered = strict(prompt.render(events, request, specs, extras))
+    offered = [*specs, *answers.final_tools(request.output)]
+    extras = prompt.Extras(provider=provider, fields=_dialect(agent).wants_back)
+    rendered = strict(prompt.render(events, request, offered, extras))
     in_background = ended is not None or agent.background
     body = responses.request_of(rendered) if in_background else rendered
     digest = prompt.request_digest(body) if ended is None else run.task.checkpoint[HANDLE]["digest"]
@@ -295,12 +298,20 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     reply = replace(reply, usage=reply.usage.charged(request.prices))
     decision = decide(
         reply,
-        offered=specs,
+        offered=offered,
         used_ids=None if prompt.newest_compaction(events) else prompt.call_ids(events),
         empty_replies=task.checkpoint.get("empty", 0),
         prefix=f"call_{task.checkpoint['request_seq']}_{task.step}",
     )
+    if request.output is not None:
+        # What was asked for is judged even where the agent does not ask for it any more.
+        output = request.output.parameters if agent.output is None else agent.output
+        decision = answers.judge(decision, output, task.input.get("unfit", 0))
     return Step(partial(_store_reply, task=task, agent=agent, reply=reply, decision=decision, digest=digest))
+
+
+def _dialect(agent: Agent) -> Dialect:
+    return dialect_of(settings().openai_base_url, agent.dialect or settings().dialect)
 
 
 def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
@@ -432,13 +443,13 @@ def _store_reply(
     task: Task,
     agent: Agent,
     reply: Reply,
-    decision: Answer | CallTools | AskAgain | GiveUp,
+    decision: Decision,
     digest: str,
 ) -> Transition:
     """The response, the calls it plans and the wait for them are one commit; so are an answer and its submission."""
     output = ModelOutput(
         text=reply.text,
-        calls=[planned.call for planned in decision.planned] if isinstance(decision, CallTools) else [],
+        calls=[each.call for each in decision.planned] if isinstance(decision, Answer | CallTools | Unfit) else [],
         finish_reason=reply.finish_reason,
         refusal=reply.refusal,
         model=reply.model,
@@ -448,11 +459,15 @@ def _store_reply(
         logprobs=list(reply.logprobs) or None,
         provider=host_of(settings().openai_base_url),
         extra=reply.extra,
+        problem=decision.problem if isinstance(decision, Unfit) and not decision.planned else None,
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
     seq = draft.event(output, causes=[task.checkpoint["request_seq"]], task=task)
     match decision:
-        case Answer(text):
+        case Answer(text, planned):
+            for each in planned:
+                payload = ToolCallSuccess(**_untracked(each), result="taken as the answer")
+                draft.event(payload, causes=[seq], task=task)
             endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
             return Done(text)
         case GiveUp(reason, text):
@@ -462,6 +477,13 @@ def _store_reply(
             if over := budgets.used_up(draft, agent, task.submission_id):
                 return _stop(draft, task=task, reason=over, code=budgets.CODE, causes=[seq])
             return Next("request", checkpoint={**task.checkpoint, "empty": task.checkpoint.get("empty", 0) + 1})
+        case Unfit(_, planned):
+            if task.input["round"] >= agent.rounds:
+                return _stop_at_limit(draft, task, agent, planned, seq)
+            for each in planned:
+                _refuse_call(draft, task, each, each.error or "", seq)
+            unfit = task.input.get("unfit", 0) + 1
+            return Wait([], phase="tools", checkpoint={**task.checkpoint, "output_seq": seq, "unfit": unfit})
         case CallTools(planned):
             if task.input["round"] >= agent.rounds:
                 return _stop_at_limit(draft, task, agent, planned, seq)
@@ -509,16 +531,19 @@ def _stop_at_limit(
 
 def _refuse_call(draft: Draft, task: Task, planned: PlannedCall, error: str, output_seq: int) -> None:
     """Close a call that gets no task, so that every call has its result."""
-    payload = ToolCallError(
-        call_id=planned.call.call_id,
-        tool=planned.call.name,
-        version=planned.spec.version if planned.spec else None,
-        arguments=planned.arguments if planned.arguments is not None else planned.call.arguments,
-        operation_id=None,
-        replay=None,
-        error=error,
-    )
-    draft.event(payload, causes=[output_seq], task=task)
+    draft.event(ToolCallError(**_untracked(planned), error=error), causes=[output_seq], task=task)
+
+
+def _untracked(planned: PlannedCall) -> dict[str, Json]:
+    """What the result of a call without a task says of it."""
+    return {
+        "call_id": planned.call.call_id,
+        "tool": planned.call.name,
+        "version": planned.spec.version if planned.spec else None,
+        "arguments": planned.arguments if planned.arguments is not None else planned.call.arguments,
+        "operation_id": None,
+        "replay": None,
+    }
 
 
 def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
@@ -533,7 +558,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
             types=list(RESULT_TYPES),
         )
     )
-    causes = [row["seq"] for row in results.rows]
+    causes = [row["seq"] for row in results.rows] or [task.checkpoint["output_seq"]]
     agent = agent_of(agents, conversation.agent, conversation.agent_version)
     onward = intake.generation_task(
         new_task_id(),

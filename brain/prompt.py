@@ -44,6 +44,7 @@ SPEAKERS = {UserMessage.event_type: "user", TaskGiven.event_type: "user", ModelO
 
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 LONGEST_NAME = 64
+UNFIT = "Your answer was not taken; correct it and give it again"
 LONGEST_RESULT = 100_000
 """Characters of a call's result that the model is shown, in this request and in each later one."""
 
@@ -91,6 +92,9 @@ def render(
     context = [event for event in events if event.seq <= request.cutoff]
     messages = _messages(context, None if request.plain else extras)
     body = {**request.options, "model": request.model, "messages": _plain(messages) if request.plain else messages}
+    if request.output is not None and request.output.by == "response_format":
+        wanted = {"name": "answer", "schema": request.output.parameters}
+        body["response_format"] = {"type": "json_schema", "json_schema": wanted}
     if specs:
         body["tools"] = [_tool(spec) for spec in specs]
     return body
@@ -246,7 +250,8 @@ def _turn(output: ModelOutput, results: dict[str, str], *, redacted: bool) -> li
     refused = useless and not is_cut(output.finish_reason, output.refusal)
     text = output.text if output.text.strip() and not refused else None
     if not calls:
-        return [{"role": "assistant", "content": text}] if text else []
+        told = [{"role": "user", "content": f"{UNFIT}: {output.problem}"}] if output.problem else []
+        return [{"role": "assistant", "content": text}, *told] if text else []
     said = {"role": "assistant", "content": text, "tool_calls": [_call(call) for call in calls]}
     return [said, *(_answer(call, results.get(call.call_id), redacted=redacted) for call in calls)]
 

@@ -27,6 +27,8 @@ class Dialect:
     """Ends of the host names at which it is found."""
     wants_back: tuple[str, ...] = ()
     """Fields of its messages that it wants back with the calls of a turn under way."""
+    json_schema: bool = False
+    """Whether its `response_format` takes a JSON schema, by its documents on structured outputs."""
     overflow: tuple[str, ...] = ()
     """Regular expressions for the message of a request that is too long for the model."""
     overflow_codes: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ DIALECTS: Final = (
         name="openai",
         source="API reference: chat completions, error codes",
         hosts=("api.openai.com",),
+        json_schema=True,
         overflow=(r"maximum context length", r"exceeds the context window", r"request too large for"),
         overflow_codes=("context_length_exceeded", "string_above_max_length"),
         final_codes=("insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "invalid_api_key"),
@@ -61,22 +64,26 @@ DIALECTS: Final = (
         name="azure",
         source="Azure OpenAI documentation: content filtering",
         hosts=("openai.azure.com", "cognitiveservices.azure.com"),
+        json_schema=True,
         filter_codes=("content_filter", "ResponsibleAIPolicyViolation"),
     ),
     Dialect(
         name="vllm",
         source="server source: serving errors, FinishReason",
+        json_schema=True,
         overflow=(r"longer than the maximum model length", r"exceeds model's maximum context length"),
         endings={"abort": "broken", "error": "broken", "eos_token": "stop", "stop_sequence": "stop"},
     ),
     Dialect(
         name="sglang",
         source="server source: tokenizer manager; finish reason abort",
+        json_schema=True,
         overflow=(r"longer than the model's context length", r"exceeds the model's maximum context"),
     ),
     Dialect(
         name="llama.cpp",
         source="ggml-org/llama.cpp#15780 and llama-cpp-python's server errors",
+        json_schema=True,
         overflow=(
             r"exceeds the available context size",
             r"exceeds? context window of",
@@ -88,11 +95,13 @@ DIALECTS: Final = (
     Dialect(
         name="ollama",
         source="server source: runner errors; context_length in the API documentation",
+        json_schema=True,
         overflow=(r"input length exceeds .{0,20}context length", r"prompt too long; exceeded"),
     ),
     Dialect(
         name="lmstudio",
         source="lmstudio-ai bug tracker: context overflow",
+        json_schema=True,
         overflow=(r"greater than the context length", r"context the overflows", r"context length of only \d+ tokens"),
     ),
     Dialect(
@@ -119,6 +128,7 @@ DIALECTS: Final = (
         name="gemini",
         source="Gemini API reference: FinishReason; token count error text; thought signatures on calls",
         hosts=("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
+        json_schema=True,
         overflow=(r"input token count.{0,40}exceeds the maximum",),
         endings={
             "max_tokens": "length",
@@ -159,6 +169,7 @@ DIALECTS: Final = (
         name="mistral",
         source="API reference: FinishReason; error text",
         hosts=("api.mistral.ai",),
+        json_schema=True,
         overflow=(r"too large for model with \d+ maximum context length",),
         endings={"model_length": "length", "error": "broken"},
     ),
@@ -181,6 +192,7 @@ DIALECTS: Final = (
         name="xai",
         source="error text",
         hosts=("api.x.ai",),
+        json_schema=True,
         overflow=(r"maximum prompt length is \d+",),
     ),
     Dialect(

@@ -8,6 +8,8 @@ the last one of the user, so an equal request gets an equal reply:
 - any text, with a tool `send_notices` offered: calls it once, then answers with its report;
 - otherwise the text is said back.
 
+A message that an answer was not taken counts as no message of the user's: the script goes on.
+
 A model called `window-N` refuses messages of more than N characters. Asked for a summary, each of them gives a short
 one, or plays the step of the last `{"summary": step}` in the text to be summarised.
 """
@@ -27,6 +29,7 @@ CUSTOMERS = [f"customer-{number}@example.com" for number in range(1, 6)]
 SUBJECT = "A notice for our customers"
 WINDOW = re.compile(r"window-([0-9]+)")
 ASKS_FOR_SUMMARY = "Answer with the summary alone."
+NOT_TAKEN = "Your answer was not taken; "
 BODY = "Our opening hours change: from next month we open at nine."
 
 
@@ -126,7 +129,8 @@ def reply_of(step: dict[str, Any]) -> Reply:
 
 def _since_last_user(messages: list[Message]) -> tuple[str, int, list[str]]:
     """Return the last user message's text, the replies given since, and the tool results received since."""
-    last = max((place for place, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    said = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    last = max((place for place in said if not _text(messages[place]["content"]).startswith(NOT_TAKEN)), default=-1)
     since = messages[last + 1 :]
     text = _text(messages[last]["content"]) if last >= 0 else ""
     answered = sum(message["role"] == "assistant" for message in since)

@@ -51,6 +51,7 @@ def _problems(body: dict[str, Any]) -> Iterator[str]:
     for place, message in enumerate(messages):
         yield from (f"messages[{place}] {problem}" for problem in _message_problems(message))
     yield from _order_problems([message["role"] for message in messages], messages)
+    yield from _format_problems(body.get("response_format") or {"type": "text"})
     tools = body.get("tools") or []
     if len(tools) > MOST_TOOLS:  # OpenAI
         yield f"more than {MOST_TOOLS} tools"
@@ -65,6 +66,15 @@ def _problems(body: dict[str, Any]) -> Iterator[str]:
         )
         if function["parameters"].get("type") != "object" or "properties" not in function["parameters"]:
             yield f"the schema of {function['name']} is not that of an object"
+
+
+def _format_problems(wanted: dict[str, Any]) -> Iterator[str]:
+    if wanted.get("type") not in ("text", "json_object", "json_schema"):
+        yield f"the response format {wanted.get('type')!r}"
+    if wanted.get("type") == "json_schema":
+        if not FUNCTION.fullmatch(wanted["json_schema"]["name"]):  # OpenAI
+            yield f"the response format's name {wanted['json_schema']['name']!r}"
+        yield from (f"the response format {problem}" for problem in schema_problems(wanted["json_schema"]["schema"]))
 
 
 def _message_problems(message: dict[str, Any]) -> Iterator[str]:

@@ -114,7 +114,8 @@ def summary(type: str, payload: dict[str, Any]) -> str:
         case "model_output":
             called = [call["name"] for call in payload["calls"]]
             said = payload["refusal"] or payload["text"]
-            return " ".join(filter(None, (said, f"calls {', '.join(called)}" if called else "")))
+            refused = f"(not taken: {payload['problem']})" if payload.get("problem") else ""
+            return " ".join(filter(None, (said, refused, f"calls {', '.join(called)}" if called else "")))
         case "model_interrupted":
             return f"{payload['reason']}: {payload['text']}"
         case "context_compacted":

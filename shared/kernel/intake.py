@@ -30,7 +30,8 @@ def generation_task(
     """A generation of the conversation, to be prepared by a Brain that has its agent.
 
     `carried` is what the rounds of one input hand on: `joined`, the submissions whose input joined this work while it
-    was under way and which end with it, and `model`, the one that was asked last.
+    was under way and which end with it, `model`, the one that was asked last, and `unfit`, the answers so far that were
+    not what was asked for.
     """
     return Task(
         id=task_id,

@@ -101,6 +101,15 @@ class ToolReference(BaseModel):
     digest: str
 
 
+class RequestedOutput(BaseModel):
+    """The JSON that a request asks for as its answer: its schema as it is sent, and how it is asked for."""
+
+    model_config = ConfigDict(frozen=True)
+    by: str
+    """`response_format` or `tool`."""
+    parameters: dict[str, Any]
+
+
 class ModelRequest(Payload):
     """Everything a retry needs to send the same request: the context is the log up to `cutoff`."""
 
@@ -114,6 +123,8 @@ class ModelRequest(Payload):
     """The last seq that belongs to the context."""
     prices: Prices | None = None
     """What each attempt of this request is charged at."""
+    output: RequestedOutput | None = None
+    """None asks for text."""
     plain: bool = False
     """Whether it is put in plain words: earlier calls as text, and nothing that is the provider's own."""
 
@@ -190,6 +201,8 @@ class ModelOutput(Payload):
     """The host that gave the reply, and that alone gets the extras of it back."""
     extra: dict[str, Any] | None = None
     """What the provider put on the message and wants back with it, such as its reasoning."""
+    problem: str | None = None
+    """Why the text was not taken as the answer, as the model is told."""
     request_changed: bool = False
     """True where an earlier attempt of the same request was rendered differently (a deploy came between)."""
 

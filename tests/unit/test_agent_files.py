@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from brain.agent import Agent
+from brain.agent import Agent, Model
 from brain.agent_files import agents_at
 from brain.agent_schema import schema_text
 from brain.loading import agents_in
 from shared.errors import BadDefinition
+from shared.model.prices import Prices
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +31,7 @@ tools: [find_order, refund@3]
 rules: {refund: ask}
 options:
   temperature: 0.2
+output: {type: object, properties: {order: {type: integer}}}
 request_seconds: 20
 session_tokens: 5000
 """
@@ -79,10 +82,21 @@ def test_a_yaml_file_says_what_the_same_agent_says_in_python() -> None:
             tools=["find_order", "refund@3"],
             rules={"refund": "ask"},
             options={"temperature": 0.2},
+            output={"type": "object", "properties": {"order": {"type": "integer"}}},
             request_seconds=20,
             session_tokens=5000,
         )
     ]
+
+
+@pytest.mark.promise("K4")
+def test_models_are_listed_by_name_or_with_their_prices() -> None:
+    models = "[large, {name: small, prices: {input: '1', output: '2'}}]"
+
+    (found,) = agents_at([write("spare.yaml", agent("spare", models=models))])
+
+    prices = Prices(input=Decimal(1), output=Decimal(2))
+    assert found.models_of("any") == [Model(name="large"), Model(name="small", prices=prices)]
 
 
 @pytest.mark.promise("K4")
@@ -140,6 +154,9 @@ def test_files_folders_and_modules_can_be_mixed_and_a_file_named_twice_counts_on
         (agent("a", options="!!python/object/apply:os.system [true]"), ["3:10: the tag 'python/object/apply:os.syst"]),
         (agent("a", model="!secret x"), ["3:8: the tag '!secret' makes something"]),
         (agent("a", model="!!int x"), ["3:8: 'x' is not what its tag says"]),
+        (agent("a", output="{type: array}"), ["3:1: output: the answer must be an object"]),
+        (agent("a", output="{properties: {a: {pattern: x}}}"), ["3:1: output: properties.a.pattern is not checked"]),
+        (agent("a", models="[large, large]"), ["3:1: models: listed more than once: large"]),
         (agent("a", options=f"{'[' * 3000}{']' * 3000}"), ["1:1: nested too deeply"]),
         (agent("a", options=f"{{x: {'[' * 150}{']' * 150}}}"), ["1:1: "]),
     ],
