@@ -7,7 +7,6 @@ validated here. What is kept of it is its JSON in canonical text, as the model g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -35,7 +34,7 @@ MAX_UNFIT = 3
 ALONE = "not taken: give the final answer by one call and nothing beside it, after the results of all other calls"
 MOST_PROBLEMS = 10
 LONGEST_PROBLEM = 2_000
-FENCED = re.compile(r"\s*```\w*\s*\n(.*)\n\s*```\s*", re.DOTALL)
+FENCE = "```"
 
 
 class _Misfit(Exception):
@@ -96,6 +95,8 @@ def judge(decision: Decision, output: Output, unfit: int) -> Decision:
         case _:
             return decision
     try:
+        if planned and planned[0].error is not None:
+            raise _Misfit(planned[0].error)
         return Answer(_fitted(output, given), planned)
     except _Misfit as misfit:
         problem = str(misfit)[:LONGEST_PROBLEM]
@@ -110,9 +111,8 @@ def _is_final(planned: PlannedCall) -> bool:
 
 def _fitted(output: Output, text: str) -> str:
     """The canonical text of an answer. Raises _Misfit."""
-    fenced = FENCED.fullmatch(text)
     try:
-        value = parse(fenced[1] if fenced else text)
+        value = parse(_without_fence(text.strip()))
     except NotStorable as problem:
         raise _Misfit(f"it is not the JSON that was asked for: {problem}") from None
     try:
@@ -122,6 +122,13 @@ def _fitted(output: Output, text: str) -> str:
     if problem_found is not None:
         raise _Misfit(problem_found)
     return canonical(value)
+
+
+def _without_fence(text: str) -> str:
+    """The text inside of a fence of Markdown, which models like to put around JSON."""
+    if not (text.startswith(FENCE) and text.endswith(FENCE)):
+        return text
+    return text.removesuffix(FENCE).partition("\n")[2]
 
 
 def _problem(output: Output, value: Json) -> str | None:

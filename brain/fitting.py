@@ -66,9 +66,11 @@ def schema_problems(schema: Any, *, root: dict[str, Any] | None = None, path: st
                 if not isinstance(value, str) or value.removeprefix(DEFINED) not in root.get("$defs", {}):
                     yield f"{at}: {value!r} is not in $defs"
             case "type":
-                if not set(_list_of(value)) <= TYPES.keys():
+                if not all(isinstance(each, str) and each in TYPES for each in _list_of(value)):
                     yield f"{at}: {value!r} is no type"
-            case "enum" | "required" if isinstance(value, list):
+            case "enum" if isinstance(value, list):
+                pass
+            case "required" if isinstance(value, list) and all(isinstance(each, str) for each in value):
                 pass
             case _ if key in BOUNDS:
                 if not _is_number(value):
@@ -101,7 +103,7 @@ class _Comparison:
             return
         if "$ref" in schema:
             yield from self.misfits(self._definitions[schema["$ref"].removeprefix(DEFINED)], value, path)
-        types = _list_of(schema.get("type", ()))
+        types = _list_of(schema.get("type", []))
         if types and not any(TYPES[each](value) for each in types):
             yield f"{_at(path)}is not of type {' or '.join(types)}"
             return
@@ -150,8 +152,8 @@ def _at(path: str) -> str:
     return f"{path}: " if path else "it "
 
 
-def _list_of(types: Any) -> list[str]:
-    return [types] if isinstance(types, str) else list(types)
+def _list_of(types: Any) -> list[Any]:
+    return types if isinstance(types, list) else [types]
 
 
 def _is_number(value: Json) -> bool:

@@ -8,11 +8,12 @@ import pytest
 from pydantic import BaseModel, RootModel
 
 from brain.agent import Agent
-from brain.answers import judge, requested
-from brain.decide import Answer, AskAgain, GiveUp, Unfit
+from brain.answers import final_tools, judge, requested
+from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, Unfit
 from brain.fitting import MOST_STEPS, TooCostly, misfit
 from brain.models.dialects import DIALECTS, dialect_of
 from shared.errors import BadDefinition
+from shared.model.event import ModelCall
 from shared.model.json import Json
 
 
@@ -29,6 +30,9 @@ class Report(BaseModel):
         ({"properties": {"a": {"anyOf": [{"format": "date"}]}}}, "properties.a.anyOf.0.format is not checked here"),
         ({"properties": {"a": {"$ref": "#/$defs/a"}}}, "is not in $defs"),
         ({"properties": {"a": {"type": "text"}}}, "'text' is no type"),
+        ({"properties": {"a": {"type": [["text"]]}}}, "is no type"),
+        ({"properties": {"a": {"type": 5}}}, "5 is no type"),
+        ({"properties": {"a": {"required": [5]}}}, "properties.a.required is not checked here"),
         ({"properties": {"a": {"minimum": "1"}}}, "is no number"),
         ({"properties": {"a": 1}}, "properties.a is no schema"),
         ({"properties": {"a": {"enum": {1}}}}, "set is no JSON type"),
@@ -83,6 +87,26 @@ def test_no_address_that_is_unknown_is_taken_to_have_response_format() -> None:
 )
 def test_an_answer_in_a_fence_is_read_as_one_without(text: str) -> None:
     assert judge(Answer(text), Report, 0) == Answer('{"title":"a"}')
+
+
+@pytest.mark.promise("E12")
+@pytest.mark.parametrize(
+    "text", ["```", "``````", "```" + "\n" * 900_000, "```\n" + " \n" * 400_000 + "```", "```json {}```"]
+)
+def test_a_fence_around_nothing_is_no_answer_whatever_its_length(text: str) -> None:
+    assert isinstance(judge(Answer(text), Report, 0), Unfit)
+
+
+@pytest.mark.parametrize("error", [None, "not run: the arguments of parallel calls arrived mixed up"])
+def test_a_final_call_whose_arguments_cannot_be_trusted_is_no_answer(error: str | None) -> None:
+    wanted = requested(Report, offers_tools=True, dialect=DIALECTS[0])
+    (spec,) = final_tools(wanted)
+    call = ModelCall(call_id="a", provider_id="a", name=spec.name, arguments='{"title": "a"}')
+    planned = (PlannedCall(call=call, spec=spec, arguments={"title": "a"}, error=error),)
+
+    decision = judge(CallTools(planned), Report, 0)
+
+    assert decision == (Answer('{"title":"a"}', planned) if error is None else Unfit(error, planned))
 
 
 def test_a_decision_that_is_no_answer_stays_as_it_is() -> None:
