@@ -8,6 +8,7 @@ shell waiting for the end of a pipe) ends it.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -42,6 +43,7 @@ from shared.cli.parts import (
 from shared.cli.terminal import say, styled
 from shared.errors import BadInput, BrainhandsError, ServerUnavailable
 from shared.runtime.address import shown
+from shared.runtime.lines import json_line, wrap_outputs
 from shared.runtime.servers import GUARD, is_free, start_servers
 from shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
 from shared.store import migrate, waiting, workers
@@ -75,6 +77,9 @@ def up(
     flower_port: Annotated[int, typer.Option(min=1, max=65535, help="Where Flower listens.")] = FLOWER_PORT,
 ) -> None:
     """Run everything: servers (unless DATABASE_URL and REDIS_URL are set), relay, Brain, Hands, Flower."""
+    current = settings()
+    if current.log_format == "json":
+        wrap_outputs("up")
     require_agents(agents)
     require_modules("tools", tools)
     if flower and not is_free(flower_port):
@@ -82,7 +87,6 @@ def up(
             f"Flower cannot have port {flower_port}, which is in use",
             "use what runs there, or --flower-port, or --no-flower",
         )
-    current = settings()
     if current.openai_api_key is None:
         _say("up", "OPENAI_API_KEY is not set, so every input will fail: set it and start again.")
         _say("up", "For another provider set OPENAI_BASE_URL too; if it asks for no key, any will do.")
@@ -216,7 +220,7 @@ class _Running:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        copy = partial(_copy, self._part.name, self._process.stdout, self._said)
+        copy = partial(_copy, self._part.name, self.pid, self._process.stdout, self._said)
         self._log = threading.Thread(target=copy, daemon=True)
         self._log.start()
 
@@ -272,18 +276,22 @@ def _say_ready(found: Addresses, flower_port: int | None) -> None:
             f"Flower http://127.0.0.1:{flower_port} (user {FLOWER_USER}, password in {flower_password_file()})"
         )
     _say("up", f"ready: {', '.join(ready)}")
-    if any(embedded_address(settings().home, name) for name in ("database_url", "redis_url")):
+    if not any(embedded_address(settings().home, name) for name in ("database_url", "redis_url")):
+        return
+    if settings().log_format == "json":
+        _say("up", "for programs of your own: `brainhands env`")
+    else:
         _say("up", "for programs of your own (`brainhands env` prints it again):")
         say("\n".join(exports(found)))
 
 
-def _copy(name: str, output: IO[bytes], kept: deque[str]) -> None:
+def _copy(name: str, pid: int, output: IO[bytes], kept: deque[str]) -> None:
     """Shows what a part says; where that cannot be shown any more, all stops, in order."""
     try:
         for line in output:
             if line.strip():
                 kept.append(line.decode(errors="replace").rstrip("\n"))
-                _say(name, kept[-1])
+                _say(name, kept[-1], pid=pid)
     except BaseException:
         os.kill(os.getpid(), signal.SIGTERM)
         for _ in output:
@@ -291,18 +299,36 @@ def _copy(name: str, output: IO[bytes], kept: deque[str]) -> None:
         raise
 
 
-def _refusal(name: str, said: Sequence[str]) -> BrainhandsError:
+def _refusal(name: str, said: Iterable[str]) -> BrainhandsError:
     """Why a part does not start, as it told: an error with what to do, or else its last line."""
-    errors = [place for place, line in enumerate(said) if line.startswith("error: ")]
+    words = [each for line in said for each in _words(line)] or ["it said nothing"]
+    errors = [place for place, line in enumerate(words) if line.startswith("error: ")]
     if not errors:
-        return BrainhandsError(f"{name} cannot start: {said[-1] if said else 'it said nothing'}", "mend that first")
-    problem, *advice = list(said)[errors[-1] :]
+        return BrainhandsError(f"{name} cannot start: {words[-1]}", "mend that first")
+    problem, *advice = words[errors[-1] :]
     return BrainhandsError(f"{name} cannot start: {problem.removeprefix('error: ')}", " ".join(advice))
 
 
-def _say(name: str, line: str) -> None:
-    """One line of the merged log; colours only where a terminal shows them."""
-    say(styled((f"{name:<6} |", COLOURS[name]), f" {line}"))
+def _words(line: str) -> list[str]:
+    """The lines that a line of a part's output would be without JSON."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return [line]
+    match found:
+        case {"event": "refused", "reason": reason, "next_step": next_step}:
+            return [f"error: {reason}", str(next_step)]
+        case {"event": event}:
+            return [str(event)]
+    return [line]
+
+
+def _say(name: str, line: str, *, pid: int | None = None) -> None:
+    """One line of the merged log, of a part or by `up` itself; colours only where a terminal shows them."""
+    if settings().log_format == "json":
+        say(json_line(line, process=name, pid=pid or os.getpid()))
+    else:
+        say(styled((f"{name:<6} |", COLOURS[name]), f" {line}"))
 
 
 def _ending(status: int) -> str:

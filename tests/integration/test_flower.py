@@ -37,6 +37,11 @@ class Page:
         with self._open(path, "GET", self._password) as answer:
             return str(answer.read().decode())
 
+    def makes_flower_log(self) -> str:
+        """Ask for what it warns of; gives words of its line."""
+        assert self.status("/worker/nobody", password=self._password) == 404
+        return "Unknown worker 'nobody'"
+
     def json(self, path: str) -> Any:
         return json.loads(self.read(path))
 

@@ -14,7 +14,7 @@ import pytest
 from shared.model.task import Outcome
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 from tests.instruments.processes import Child
-from tests.integration.test_flower import answers, free_port
+from tests.integration.test_flower import Page, answers, free_port
 
 LOUD = {"BRAINHANDS_AGENTS": "tests.sample.loud_agents", "BRAINHANDS_TOOLS": "tests.sample.loud_tools"}
 
@@ -182,12 +182,15 @@ def test_as_json_every_line_of_every_part_is_an_object(fleet: Fleet, tmp_path: P
     refused = start(fleet, "hands", "-c", "0")
     speak(fleet)
     wait_until(lambda: answers(port), 60, "Flower")
+    page = Page(port, (tmp_path / "home" / "flower-password").read_text())
+    flower.wait_for_line(page.makes_flower_log())
     for part in (*parts, flower):
         part.send(signal.SIGTERM)
     assert [part.wait(40) for part in (*parts, flower)] == [0] * 4
     assert refused.wait(60) == 2
 
     lines = {part: objects(part) for part in (*parts, flower, refused)}
+    assert {line["process"] for line in lines[flower]} == {"flower"}
     spoken = json.dumps(lines[parts[2]], ensure_ascii=False)
     assert [each for each in SPOKEN if each not in spoken] == []
     assert {"written by": "the tool", "text": "aloud"} in lines[parts[2]]
