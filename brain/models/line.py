@@ -31,6 +31,9 @@ from shared.runtime.settings import settings
 log = logger("brain")
 
 CONNECT_SECONDS = 10.0
+KEPT_CONNECTIONS = 100
+"""That are open for the next request, over TLS. Without it none is kept: a new one costs little, and small servers of
+one's own close them after an answer without a word, so that the next request would be lost."""
 LOOK_SECONDS = 0.25
 """How often a caller that hears nothing looks whether it is still wanted."""
 
@@ -49,6 +52,10 @@ class Endpoint:
 
     api_key: str
     base_url: str | None
+
+    @property
+    def is_secure(self) -> bool:
+        return self.base_url is None or self.base_url.lower().startswith("https:")
 
 
 def endpoint() -> Endpoint:
@@ -249,6 +256,9 @@ def _client(_process: int, at: Endpoint) -> openai.AsyncOpenAI:
     bounds = httpx2.Timeout(None, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS)
     # Packed answers are not asked for: a small one can become a very large one at once.
     http = openai.DefaultAsyncHttpxClient(
-        event_hooks={"response": [refuse]}, headers={"Accept-Encoding": "identity"}, timeout=bounds
+        event_hooks={"response": [refuse]},
+        headers={"Accept-Encoding": "identity"},
+        timeout=bounds,
+        limits=httpx2.Limits(max_keepalive_connections=KEPT_CONNECTIONS if at.is_secure else 0),
     )
     return openai.AsyncOpenAI(api_key=at.api_key, base_url=at.base_url, max_retries=0, timeout=bounds, http_client=http)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
 from brain.models.timeouts import Timeouts
 from deploy.demo.model_server import start
 from shared.model.event import Usage
+from tests.instruments.certificates import make_certificate
 
 KEY = "key-of-a-test"
 HOUR = 3600.0
@@ -67,7 +70,13 @@ def ask(
 class ByteServer:
     """Answers every request with `pieces` as they are; counts requests and connections."""
 
-    def __init__(self, pieces: Iterable[bytes], status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        pieces: Iterable[bytes],
+        status: int = 200,
+        headers: dict[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.connections = 0
         self.requests = 0
         self.client_left = threading.Event()
@@ -100,7 +109,9 @@ class ByteServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def __enter__(self) -> ByteServer:
@@ -393,8 +404,19 @@ def test_a_reply_with_its_finish_reason_counts_even_if_the_connection_is_lost_af
     assert (reply.text, reply.usage.estimated) == ("Done.", True)
 
 
-def test_the_next_request_uses_the_same_connection() -> None:
+@pytest.mark.promise("E4")
+def test_without_tls_each_request_has_a_connection_of_its_own_since_small_servers_close_kept_ones() -> None:
     with ByteServer([delta("stop", content="Hi."), b"data: [DONE]\n\n"]) as server:
+        ask(server.url, body())
+        ask(server.url, body())
+
+        assert (server.requests, server.connections) == (2, 2)
+
+
+def test_over_tls_the_next_request_uses_the_same_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
+    with ByteServer([delta("stop", content="Hi."), b"data: [DONE]\n\n"], tls=made.of_server()) as server:
         ask(server.url, body())
         ask(server.url, body())
 
