@@ -102,6 +102,7 @@ def _request(agents: Agents, run: Run) -> Step:
         return Step(partial(_give_up, task=task, error=ProviderError(reason, heals=False)))
     room = task.checkpoint.get("room") or _room(agent, found)
     body = summary_request(request.model, cutting.shorten(found.texts, room))
+    show_less = partial(_show_less, task=task, room=min(room, sum(map(len, found.texts))) // 2)
     try:
         reply = _ask(run, agent, body)
     except Interrupted as cut:
@@ -112,10 +113,12 @@ def _request(agents: Agents, run: Run) -> Step:
         if run.leaving:
             return Step(partial(_leave, interrupted, task=task))
         error = ProviderError(f"the summary was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
+        if cut.overflow:
+            return Step(partial(show_less, error=error, used=interrupted))
         return Step(partial(_try_again, task=task, agent=agent, error=error, used=interrupted))
     except ProviderError as error:
         if error.overflow:
-            return Step(partial(_show_less, task=task, room=min(room, sum(map(len, found.texts))) // 2, error=error))
+            return Step(partial(show_less, error=error))
         return Step(partial(_try_again, task=task, agent=agent, error=error))
     usage = reply.usage.charged(request.prices)
     compacted = _compacted(events, request, found, reply, usage)
@@ -208,8 +211,12 @@ def _leave(event: ModelInterrupted, draft: Draft, *, task: Task) -> Transition:
     return Sleep(0, phase="retry", checkpoint=task.checkpoint)
 
 
-def _show_less(draft: Draft, *, task: Task, room: int, error: ProviderError) -> Transition:
+def _show_less(
+    draft: Draft, *, task: Task, room: int, error: ProviderError, used: ModelInterrupted | None = None
+) -> Transition:
     """The part to be summarised is itself too long: ask again with half of it, its longest messages shortened."""
+    if used is not None:
+        draft.event(used, causes=[task.cause], task=task)
     if room < LEAST_CHARACTERS:
         return _give_up(draft, task=task, error=error)
     failed = ModelError(error=str(error), status=error.status, code=error.code, retry_seconds=0)

@@ -284,6 +284,8 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
             return Step(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
+        if cut.overflow:
+            return Step(partial(make_room, reason=cut.reason, interrupted=interrupted))
         if run.leaving:
             return Step(partial(_leave, interrupted, task=task))
         lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
@@ -346,10 +348,13 @@ def _make_room(
     digest: str,
     reason: str,
     plain: bool = False,
+    interrupted: ModelInterrupted | None = None,
 ) -> Transition:
     """The request is too long, or it is refused for what it says: let the context be compacted and another one be
     prepared, once in a generation."""
     causes = [task.checkpoint["request_seq"]]
+    if interrupted is not None:
+        draft.event(interrupted, causes=causes, task=task)
     if "compaction" in task.checkpoint:
         reason = f"the context is too long, also after it was compacted: {reason}"
         return _stop(draft, task=task, reason=reason, code=OVERFLOW, causes=causes)

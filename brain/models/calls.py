@@ -168,3 +168,8 @@ def _fields(part: dict[str, Any]) -> tuple[str, str, str]:
 def text_or_nothing(value: object) -> str:
     """A text that is not needed: what is none counts as empty."""
     return value if isinstance(value, str) else ""
+
+
+def word_of(value: object) -> str:
+    """The same for what names something, such as a model or a status: storable, and its beginning where it is long."""
+    return clean_text(text_or_nothing(value)[:LONGEST_NAME])

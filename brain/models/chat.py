@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from brain.models.calls import Calls, keep_extra, text_or_nothing
+from brain.models.calls import Calls, keep_extra, word_of
 from brain.models.dialects import MESSAGE_EXTRAS, ending_of
 from brain.models.line import Answer, Endpoint, Lost, asking, never
 from brain.models.provider import (
@@ -83,6 +83,9 @@ def _listen(answer: Answer, heard: _Heard, on_text: Callable[[str], None]) -> st
                 return f"the reply has more than {MOST_CHARACTERS:,} characters"
     except Lost as lost:
         return str(lost)
+    except ProviderError as error:  # an answer beyond its bound
+        heard.error = error
+        return str(error)
     except httpx2.TransportError:
         return f"a piece of the stream has more than {LONGEST_EVENT:,} bytes"
     return "the stream ended without a finish reason"
@@ -145,8 +148,8 @@ class _Heard:
         chunk = json.loads(data)
         if error := chunk.get("error"):
             self.error = provider_error(error, None, None, "")
-        self.model = text_or_nothing(chunk.get("model")) or self.model
-        self.response_id = text_or_nothing(chunk.get("id")) or self.response_id
+        self.model = word_of(chunk.get("model")) or self.model
+        self.response_id = word_of(chunk.get("id")) or self.response_id
         self.usage = counted_usage(chunk.get("usage")) or counted_usage(_groq(chunk)) or self.usage
         said = ""
         for choice in chunk.get("choices") or ():
@@ -171,7 +174,7 @@ class _Heard:
         if isinstance(logprobs, dict) and len(self.logprobs) < MOST_LOGPROBS:
             self.logprobs += logprobs_of(logprobs.get("content"))
         self.usage = counted_usage(choice.get("usage")) or self.usage
-        self.finish_reason = text_or_nothing(choice.get("finish_reason")) or self.finish_reason
+        self.finish_reason = word_of(choice.get("finish_reason")) or self.finish_reason
         return said
 
     def text(self) -> str:
@@ -181,15 +184,15 @@ class _Heard:
     def reply(self, end: str) -> Reply:
         """The whole reply. Raises Interrupted and ProviderError where there is none, for the reason `end`."""
         text, refusal, calls = self.text(), clean_text("".join(self.refusals)), self.calls.raw()
-        ending = clean_text(ending_of(self.finish_reason))
+        ending = ending_of(self.finish_reason)
         said = "".join((text, refusal, *(call.name + call.arguments for call in calls)))
         if self.error is not None:
-            if self.error.overflow or not (said or self.usage):
+            if not (said or self.usage):
                 raise self.error
             reason = f"the provider broke off: {self.error}"
-            raise self._interrupted(reason, said, heals=self.error.heals)
+            raise self._interrupted(reason, said, heals=self.error.heals, overflow=self.error.overflow)
         if ending == "broken":
-            raise self._interrupted(f"the provider ended it with {clean_text(self.finish_reason)}", said)
+            raise self._interrupted(f"the provider ended it with {self.finish_reason}", said)
         if not ending or not self.heals:
             raise self._interrupted(end, said, heals=self.heals)
         return Reply(
@@ -198,16 +201,16 @@ class _Heard:
             finish_reason=ending,
             refusal=refusal or None,
             usage=self.usage or estimated_usage(self.body, said),
-            model=clean_text(self.model),
-            response_id=clean_text(self.response_id) or None,
+            model=self.model,
+            response_id=self.response_id or None,
             logprobs=tuple(self.logprobs[:MOST_LOGPROBS]),
             extra=self.extra or None,
             calls_left_out=self.calls.left_out,
         )
 
-    def _interrupted(self, reason: str, said: str, *, heals: bool = True) -> Interrupted:
+    def _interrupted(self, reason: str, said: str, *, heals: bool = True, overflow: bool = False) -> Interrupted:
         usage = self.usage or estimated_usage(self.body, said)
-        return Interrupted(self.text()[:MOST_CHARACTERS], reason, usage=usage, heals=heals)
+        return Interrupted(self.text()[:MOST_CHARACTERS], reason, usage=usage, heals=heals, overflow=overflow)
 
 
 def _groq(chunk: dict[str, Any]) -> Json:

@@ -19,6 +19,8 @@ from shared.runtime.settings import settings
 
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000
+READ_CHARACTERS = 16_000
+"""Of a message: what is looked through for the words that tell one refusal from another."""
 LONGEST_CODE = 100
 MOST_CHARACTERS = 1_000_000
 """Of one reply, the names and arguments of its calls included."""
@@ -164,8 +166,8 @@ def _message(fields: dict[str, Any]) -> str:
     """The provider's words: its message, wherever that stands, else all that it sent."""
     for name in ("message", "detail", "msg", "error"):
         if isinstance(said := fields.get(name), str) and said.strip():
-            return said.strip()
-    return json.dumps(fields)[: 2 * LONGEST_MESSAGE] if any(fields.values()) else ""
+            return said[:READ_CHARACTERS].strip()
+    return json.dumps(fields)[:READ_CHARACTERS] if any(fields.values()) else ""
 
 
 def retry_after(headers: httpx2.Headers) -> float | None:

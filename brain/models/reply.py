@@ -48,7 +48,8 @@ class Interrupted(BrainhandsError):
     """The model may have worked on the request, but there is no whole reply; `text` is what it had said.
 
     `usage` is what the provider counted, None where it did not, `heals` says that the same request may be sent again,
-    `retry_after` in how many seconds the provider wants it to be.
+    `overflow` that the model ran out of room while it spoke, `retry_after` in how many seconds the provider wants it
+    to be.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Interrupted(BrainhandsError):
         *,
         usage: Usage | None = None,
         heals: bool = True,
+        overflow: bool = False,
         retry_after: float | None = None,
     ) -> None:
         super().__init__(f"the model's reply was interrupted: {reason}")
@@ -66,6 +68,7 @@ class Interrupted(BrainhandsError):
         self.reason = reason
         self.usage = usage
         self.heals = heals
+        self.overflow = overflow
 
 
 class ProviderError(BrainhandsError):

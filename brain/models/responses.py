@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from brain.models.calls import Calls, text_or_nothing
+from brain.models.calls import LONGEST_ID, Calls, text_or_nothing, word_of
 from brain.models.dialects import ending_of
 from brain.models.line import Endpoint, Lost, asking, never
 from brain.models.provider import (
@@ -51,7 +51,7 @@ class Response:
 
     @property
     def status(self) -> str:
-        return str(self.content.get("status") or "unknown")
+        return word_of(self.content.get("status")) or "unknown"
 
     @property
     def pending(self) -> bool:
@@ -62,8 +62,9 @@ def create(body: dict[str, Any], *, at: Endpoint, timeouts: Timeouts, stop: Call
     """Have the provider begin with a request. Raises Interrupted, if it may have begun, and ProviderError."""
     kept = {**body, "background": True, "store": True}
     answer = _ask("POST", "/responses", kept, at=at, timeouts=timeouts, stop=stop)
-    if not answer.response_id.strip("."):
-        raise Interrupted("", "the provider gave the response no id")
+    response_id = answer.response_id
+    if not response_id.strip(".") or len(response_id) > LONGEST_ID or clean_text(response_id) != response_id:
+        raise Interrupted("", "the provider gave the response no id that can be used")
     return answer
 
 
@@ -100,6 +101,8 @@ def _ask(
         content = None
     if not isinstance(content, dict):
         raise Interrupted("", "the provider's answer makes no sense")
+    if content.get("error") and not content.get("id"):
+        raise provider_error(content["error"], None, asked_for, at.api_key)
     return Response(content=content, retry_after=asked_for)
 
 
@@ -179,7 +182,7 @@ def reply_of(answer: Response, body: dict[str, Any]) -> Reply:
     try:
         said = _said(content.get("output") or ())
         reason = _finish_reason(answer, said)
-        model, response_id = clean_text(text_or_nothing(content.get("model"))), clean_text(answer.response_id)
+        model, response_id = word_of(content.get("model")), word_of(answer.response_id)
     except (ValueError, TypeError, AttributeError, LookupError):
         raise Interrupted("", "the response makes no sense", usage=usage) from None
     if reason is None:
@@ -220,8 +223,8 @@ def _said(output: Iterable[Any]) -> _Said:
     for item in output:
         match item.get("type"):
             case "message":
-                parts = item.get("content") or ()
-                messages.append(words_of(parts))
+                messages.append(words_of(item.get("content")))
+                parts = [part for part in item.get("content") or () if isinstance(part, dict)]
                 refusals += [text_or_nothing(part.get("refusal")) for part in parts if part.get("type") == "refusal"]
                 logprobs += [token for part in parts for token in logprobs_of(part.get("logprobs"))]
             case "function_call":
@@ -244,8 +247,7 @@ def _finish_reason(answer: Response, said: _Said) -> str | None:
     if answer.status == "completed":
         return "tool_calls" if said.calls else "stop"
     if answer.status == "incomplete":
-        reason = text_or_nothing((answer.content.get("incomplete_details") or {}).get("reason"))
-        return clean_text(ending_of(reason)) or "incomplete"
+        return ending_of(word_of((answer.content.get("incomplete_details") or {}).get("reason"))) or "incomplete"
     return None
 
 
@@ -255,6 +257,7 @@ def _unfinished(answer: Response, text: str, usage: Usage | None) -> Interrupted
         heals = answer.status != "cancelled"
         return Interrupted(text, f"the response is {answer.status} at the provider", usage=usage, heals=heals)
     error = provider_error(answer.content.get("error") or "the response failed", None, None, "")
-    if error.overflow or not (text or usage):
+    if not (text or usage):
         return error
-    return Interrupted(text, f"the response failed: {error}", usage=usage, heals=error.heals)
+    reason = f"the response failed: {error}"
+    return Interrupted(text, reason, usage=usage, heals=error.heals, overflow=error.overflow)

@@ -1,0 +1,159 @@
+"""Turns through Brain against a provider that says anything: every input ends, and its session goes on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from brain.models import line
+from shared.model.submission import Receipt
+from shared.runtime.settings import settings
+from tests.instruments.provider import (
+    COUNTED,
+    ODD,
+    ODD_RESPONSES,
+    RECORDED,
+    STOP,
+    Asked,
+    HostileProvider,
+    Pieces,
+    delta,
+    document,
+    event,
+    http,
+    response,
+    stream,
+)
+from tests.store.desk import Desk
+from tests.store.stage import Stage
+
+RETRIES = 2
+MOST_REQUESTS = 3 * (RETRIES + 1) + 6
+"""Of one input: its rounds, tries and looks."""
+STILL_HERE = "Still here."
+
+
+class Turns:
+    """Plays inputs against `hostile`: what it says first is given, and after that it answers well."""
+
+    def __init__(self, stage: Stage, hostile: HostileProvider, **agent: Any) -> None:
+        self.desk = Desk(stage, retries=RETRIES, request_seconds=3.0, silence_seconds=0.2, **agent)
+        self.hostile = hostile
+        self.background = bool(agent.get("background"))
+        self.script: deque[Callable[[], Pieces]] = deque()
+        hostile.script = self.answer
+
+    def answer(self, asked: Asked) -> Pieces:
+        if self.script:
+            return self.script.popleft()()
+        if self.background and not asked.path.endswith("/completions"):
+            said = {"type": "message", "content": [{"type": "output_text", "text": STILL_HERE}]}
+            return document(response(output=[said]))
+        return stream(delta(content=STILL_HERE), STOP, event(choices=[], usage=COUNTED))
+
+    def play(self, *answers: Callable[[], Pieces]) -> Receipt:
+        """One input whose requests are answered like this, and what must hold of it and of the next one."""
+        self.hostile.requests.clear()
+        self.script.extend(answers)
+        receipt = self.desk.submit("Say it.")
+        self.desk.play()
+        client = self.desk.stage.client
+        done = client.submission(receipt.submission_id)
+        assert done is not None
+        assert done.outcome is not None
+        assert done.output is not None or done.error
+        assert len(self.hostile.requests) <= MOST_REQUESTS
+        self.script.clear()
+
+        again = client.submit(agent="desk", input="And now?", session=receipt.session_id)
+        self.desk.play()
+        gone_on = client.submission(again.submission_id)
+        assert gone_on is not None
+        assert (gone_on.output, gone_on.error) == (STILL_HERE, None)
+        assert self.hostile.problems() == []
+        for paid in self.desk.payloads(receipt.session_id, "model_output", "model_interrupted"):
+            assert paid["usage"]["tokens_in"] > 0
+        return receipt
+
+
+@contextmanager
+def turns_of(stage: Stage, **agent: Any) -> Iterator[Turns]:
+    with pytest.MonkeyPatch.context() as patch, HostileProvider(lambda _asked: []) as hostile:
+        patch.setattr(line, "MOST_BYTES", 2_000_000)
+        patch.setenv("OPENAI_API_KEY", "sk-test")
+        patch.setenv("OPENAI_BASE_URL", hostile.url)
+        settings.cache_clear()
+        yield Turns(stage, hostile, **agent)
+
+
+@pytest.fixture
+def turns(shared_stage: Stage) -> Iterator[Turns]:
+    with turns_of(shared_stage) as made:
+        yield made
+
+
+@pytest.fixture
+def background_turns(shared_stage: Stage) -> Iterator[Turns]:
+    with turns_of(shared_stage, background=True) as made:
+        yield made
+
+
+@pytest.mark.promise("E4", "E6", "E11", "E12", "E13", "E15")
+@pytest.mark.parametrize("name", [name for name in ODD if "silence" not in name and "flood" not in name])
+def test_whatever_a_provider_says_the_input_ends_and_the_session_goes_on(turns: Turns, name: str) -> None:
+    turns.play(ODD[name])
+
+
+@pytest.mark.promise("E4", "E11", "E13")
+def test_a_reply_that_is_cut_in_ten_places_starts_no_tool_twice_and_the_session_goes_on(turns: Turns) -> None:
+    for end in range(0, len(RECORDED), len(RECORDED) // 9):
+        receipt = turns.play(lambda end=end: [http(), RECORDED[:end]])  # type: ignore[misc]
+        assert len(turns.desk.payloads(receipt.session_id, "tool_call_start")) <= 1
+
+
+@pytest.mark.promise("E4", "E6", "E11", "E12", "E13", "E15")
+@pytest.mark.parametrize("name", [name for name in ODD_RESPONSES if "silence" not in name and name not in ODD])
+def test_whatever_a_background_response_is_the_input_ends_and_the_session_goes_on(
+    background_turns: Turns, name: str
+) -> None:
+    background_turns.play(ODD_RESPONSES[name])
+
+
+@pytest.mark.promise("E13")
+def test_a_reply_that_ran_out_of_room_is_counted_before_the_context_is_compacted(turns: Turns) -> None:
+    receipt = turns.play(ODD["no room in the middle"])
+
+    (paid,) = turns.desk.payloads(receipt.session_id, "model_interrupted")
+    assert paid["text"] == "Half"
+    assert paid["usage"]["tokens_out"] > 0
+    assert turns.desk.payloads(receipt.session_id, "model_request_voided")
+
+
+MIXTURES = st.lists(st.sampled_from([*ODD]), min_size=1, max_size=6)
+
+
+def _play_mixture(stage: Stage, names: list[str]) -> None:
+    with turns_of(stage) as turns:
+        turns.play(*(ODD[name] for name in names))
+
+
+@pytest.mark.promise("E4", "E6", "E11", "E12", "E13", "E15")
+@examples(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(names=MIXTURES)
+def test_any_mixture_of_answers_ends_and_leaves_a_session_that_goes_on(shared_stage: Stage, names: list[str]) -> None:
+    _play_mixture(shared_stage, names)
+
+
+@pytest.mark.slow
+@pytest.mark.promise("E4", "E6", "E11", "E12", "E13", "E15")
+@examples(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(names=MIXTURES)
+def test_many_mixtures_of_answers_end_and_leave_sessions_that_go_on(shared_stage: Stage, names: list[str]) -> None:
+    _play_mixture(shared_stage, names)
