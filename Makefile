@@ -40,6 +40,8 @@ promises: $(INSTALLED) ## which promises are kept, to build/promises.json
 $(INSTALLED): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	mkdir -p .house/brainhands
+	ln -sfn ../../brain ../../hands ../../outbox ../../shared ../../shared/top-level/__init__.py ../../shared/top-level/py.typed .house/brainhands
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@

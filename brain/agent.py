@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, field_validator, model_validator
 
-from brain import answers
-from brain.answers import FINAL_TOOL, Output
-from brain.models.dialects import NAMES
-from brain.models.timeouts import Timeouts
-from shared.errors import BadDefinition, Incompatible, NotStorable
-from shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
-from shared.model.json import clean
-from shared.model.prices import MAX_USD, Prices, Usd
+from brainhands.brain import answers
+from brainhands.brain.answers import FINAL_TOOL, Output
+from brainhands.brain.models.dialects import NAMES
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.errors import BadDefinition, Incompatible, NotStorable
+from brainhands.shared.model.bounds import MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES
+from brainhands.shared.model.json import clean
+from brainhands.shared.model.prices import MAX_USD, Prices, Usd
 
 TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}(@[1-9][0-9]{0,8})?")
 OWN_KEYS = frozenset(

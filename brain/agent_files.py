@@ -1,6 +1,7 @@
 """Agents in YAML files: read without building objects, checked like the published schema, refused by file and line.
 
-A file holds one agent, or several as documents apart by `---`. `python -m brain.agent_files PATH...` only checks.
+A file holds one agent, or several as documents apart by `---`.
+`python -m brainhands.brain.agent_files PATH...` only checks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import yaml
 from pydantic import ValidationError
 from yaml.reader import ReaderError
 
-from brain.agent import Agent
-from brain.agent_schema import WrittenAgent
-from shared.errors import BadDefinition, NotStorable
-from shared.model.json import Json, canonical, clean
-from shared.runtime.modules import YAML_ENDINGS
+from brainhands.brain.agent import Agent
+from brainhands.brain.agent_schema import WrittenAgent
+from brainhands.shared.errors import BadDefinition, NotStorable
+from brainhands.shared.model.json import Json, canonical, clean
+from brainhands.shared.runtime.modules import YAML_ENDINGS
 
 Node: TypeAlias = Any
 """A node of PyYAML, which has no types."""

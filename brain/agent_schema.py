@@ -1,4 +1,4 @@
-"""The published JSON schema of an agent in a YAML file; `python -m brain.agent_schema` prints it.
+"""The published JSON schema of an agent in a YAML file; `python -m brainhands.brain.agent_schema` prints it.
 
 It is kept in brain/agent.schema.json, where editors find it.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from brain.agent import Agent
+from brainhands.brain.agent import Agent
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from brain import fitting
-from brain.decide import Answer, CallTools, Decision, GiveUp, PlannedCall, Unfit
-from brain.models.dialects import Dialect
-from brain.models.schema import accepted
-from shared.errors import NotStorable
-from shared.model import edge
-from shared.model.event import RequestedOutput
-from shared.model.json import Json, canonical, clean, parse
-from shared.model.tool import ToolSpec
+from brainhands.brain import fitting
+from brainhands.brain.decide import Answer, CallTools, Decision, GiveUp, PlannedCall, Unfit
+from brainhands.brain.models.dialects import Dialect
+from brainhands.brain.models.schema import accepted
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model import edge
+from brainhands.shared.model.event import RequestedOutput
+from brainhands.shared.model.json import Json, canonical, clean, parse
+from brainhands.shared.model.tool import ToolSpec
 
 Output: TypeAlias = type[BaseModel] | dict[str, Any]
 """A pydantic model, or a JSON schema in the part of the language that `brain/fitting.py` checks."""

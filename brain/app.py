@@ -1,20 +1,23 @@
-"""The Brain fleet's Celery app: `celery -A brain.app worker -Q brain.default`, agents from BRAINHANDS_AGENTS."""
+"""The Brain fleet's Celery app, with agents from BRAINHANDS_AGENTS.
+
+`celery -A brainhands.brain.app worker -Q brain.default` runs it.
+"""
 
 from __future__ import annotations
 
-from brain.background import response_cancel_kind
-from brain.compaction import compaction_kind
-from brain.generation import generation_kind, intake_kind
-from brain.loading import agents_in
-from brain.models.dialects import NAMES
-from brain.subagent import agent_kind, agent_specs
-from shared.bus.celery_app import celery_app
-from shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
-from shared.engine.definition import registry
-from shared.engine.fleet import Fleet, Offering, refusing
-from shared.errors import BadDefinition, SettingsError
-from shared.model.worker import Offer
-from shared.runtime.settings import addresses, settings
+from brainhands.brain.background import response_cancel_kind
+from brainhands.brain.compaction import compaction_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.brain.loading import agents_in
+from brainhands.brain.models.dialects import NAMES
+from brainhands.brain.subagent import agent_kind, agent_specs
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
+from brainhands.shared.engine.definition import registry
+from brainhands.shared.engine.fleet import Fleet, Offering, refusing
+from brainhands.shared.errors import BadDefinition, SettingsError
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.settings import addresses, settings
 
 
 def load(_pool: str) -> Offering:

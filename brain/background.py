@@ -27,23 +27,23 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias
 
-from brain.agent import Agent
-from brain.models import responses
-from brain.models.line import endpoint
-from brain.models.provider import estimated_usage
-from brain.models.reply import Interrupted, ProviderError
-from brain.models.timeouts import Timeouts
-from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Step
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.kernel.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
-from shared.kernel.backoff import backoff_seconds
-from shared.kernel.times import later
-from shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, Usage
-from shared.model.prices import Prices
-from shared.model.task import Done, Fail, Sleep, Task, Transition
-from shared.runtime.logs import logger
+from brainhands.brain.agent import Agent
+from brainhands.brain.models import responses
+from brainhands.brain.models.line import endpoint
+from brainhands.brain.models.provider import estimated_usage
+from brainhands.brain.models.reply import Interrupted, ProviderError
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Kind, Phase, Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.kernel.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
+from brainhands.shared.kernel.backoff import backoff_seconds
+from brainhands.shared.kernel.times import later
+from brainhands.shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, Usage
+from brainhands.shared.model.prices import Prices
+from brainhands.shared.model.task import Done, Fail, Sleep, Task, Transition
+from brainhands.shared.runtime.logs import logger
 
 log = logger("brain")
 

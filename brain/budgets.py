@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from brain.agent import Agent
-from shared.engine.draft import Draft
-from shared.model.ids import SubmissionId
-from shared.model.prices import dollars
+from brainhands.brain.agent import Agent
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.model.ids import SubmissionId
+from brainhands.shared.model.prices import dollars
 
 CODE = "budget"
 """What the event of a stop has as its code."""

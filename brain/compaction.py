@@ -14,23 +14,23 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from brain import budgets, cutting, prompt
-from brain.agent import Agent, Agents, agent_of
-from brain.decide import unusable
-from brain.history import read_context
-from brain.models import chat
-from brain.models.line import endpoint
-from brain.models.provider import estimated_usage
-from brain.models.reply import Interrupted, ProviderError, Reply
-from shared.engine.definition import Kind, Phase, Step
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.kernel.backoff import backoff_seconds
-from shared.kernel.recovery import COMPACTION
-from shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_json
-from shared.model.event import ContextCompacted, ModelError, ModelInterrupted, ModelRequest, Usage
-from shared.model.ids import new_task_id
-from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition
+from brainhands.brain import budgets, cutting, prompt
+from brainhands.brain.agent import Agent, Agents, agent_of
+from brainhands.brain.decide import unusable
+from brainhands.brain.history import read_context
+from brainhands.brain.models import chat
+from brainhands.brain.models.line import endpoint
+from brainhands.brain.models.provider import estimated_usage
+from brainhands.brain.models.reply import Interrupted, ProviderError, Reply
+from brainhands.shared.engine.definition import Kind, Phase, Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.kernel.backoff import backoff_seconds
+from brainhands.shared.kernel.recovery import COMPACTION
+from brainhands.shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_json
+from brainhands.shared.model.event import ContextCompacted, ModelError, ModelInterrupted, ModelRequest, Usage
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition
 
 VERSION = 1
 

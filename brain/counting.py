@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from brain import prompt
-from shared.kernel.tokens import estimate_json
-from shared.model.event import ModelOutput, Usage
+from brainhands.brain import prompt
+from brainhands.shared.kernel.tokens import estimate_json
+from brainhands.shared.model.event import ModelOutput, Usage
 
 
 def count_request(body: dict[str, Any], events: Sequence[prompt.ContextEvent]) -> int:

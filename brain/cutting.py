@@ -11,8 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from brain import prompt
-from shared.model.event import REDACTED, ContextCompacted, ModelOutput, RedactedPayload, TaskGiven, UserMessage
+from brainhands.brain import prompt
+from brainhands.shared.model.event import (
+    REDACTED,
+    ContextCompacted,
+    ModelOutput,
+    RedactedPayload,
+    TaskGiven,
+    UserMessage,
+)
 
 UNANSWERED_CHARACTERS = 8_000
 

@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from brain.models.reply import RawCall, Reply
-from shared.errors import NotStorable
-from shared.model.event import ModelCall
-from shared.model.json import parse
-from shared.model.tool import ToolSpec
+from brainhands.brain.models.reply import RawCall, Reply
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model.event import ModelCall
+from brainhands.shared.model.json import parse
+from brainhands.shared.model.tool import ToolSpec
 
 MAX_CALLS = 32
 """Calls of one reply that run; the others get an error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shared.model.json import Json, canonical
+from brainhands.shared.model.json import Json, canonical
 
 TYPES: Mapping[str, Callable[[Json], bool]] = {
     "null": lambda value: value is None,

@@ -20,27 +20,27 @@ from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
-from brain import answers, background, budgets, compaction, prompt
-from brain.agent import Agent, Agents, Model, agent_of
-from brain.counting import count_request
-from brain.decide import Answer, AskAgain, CallTools, Decision, GiveUp, PlannedCall, Unfit, decide
-from brain.history import RESULT_TYPES, read_context
-from brain.models import chat, responses
-from brain.models.dialects import Dialect, dialect_of, host_of
-from brain.models.line import endpoint
-from brain.models.provider import OVERFLOW, estimated_usage
-from brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
-from brain.models.strict import strict
-from brain.subagent import MAX_AGENT_CALLS, is_agent
-from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Step, pinned_phase
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.errors import Incompatible
-from shared.kernel import calls, intake
-from shared.kernel.background import HANDLE
-from shared.kernel.backoff import backoff_seconds
-from shared.model.event import (
+from brainhands.brain import answers, background, budgets, compaction, prompt
+from brainhands.brain.agent import Agent, Agents, Model, agent_of
+from brainhands.brain.counting import count_request
+from brainhands.brain.decide import Answer, AskAgain, CallTools, Decision, GiveUp, PlannedCall, Unfit, decide
+from brainhands.brain.history import RESULT_TYPES, read_context
+from brainhands.brain.models import chat, responses
+from brainhands.brain.models.dialects import Dialect, dialect_of, host_of
+from brainhands.brain.models.line import endpoint
+from brainhands.brain.models.provider import OVERFLOW, estimated_usage
+from brainhands.brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
+from brainhands.brain.models.strict import strict
+from brainhands.brain.subagent import MAX_AGENT_CALLS, is_agent
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.kernel import calls, intake
+from brainhands.shared.kernel.background import HANDLE
+from brainhands.shared.kernel.backoff import backoff_seconds
+from brainhands.shared.model.event import (
     ModelError,
     ModelInterrupted,
     ModelOutput,
@@ -52,14 +52,14 @@ from shared.model.event import (
     ToolCallSuccess,
     ToolReference,
 )
-from shared.model.ids import TaskId, new_task_id
-from shared.model.json import Json
-from shared.model.session import Conversation
-from shared.model.task import Done, Fail, Next, Outcome, Requirement, Sleep, Task, Transition, Wait
-from shared.model.tool import ToolSpec
-from shared.runtime.settings import settings
-from shared.store import reads, workers
-from shared.store.database import Database
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Done, Fail, Next, Outcome, Requirement, Sleep, Task, Transition, Wait
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import reads, workers
+from brainhands.shared.store.database import Database
 
 SLACK_SECONDS = 30.0
 """A request ends at its own deadline; its commit needs time too."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from brain.prompt import ContextEvent
-from shared.model.event import PAYLOADS, read_payload
-from shared.model.task import Task
-from shared.store import reads
-from shared.store.database import Database
+from brainhands.brain.prompt import ContextEvent
+from brainhands.shared.model.event import PAYLOADS, read_payload
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import reads
+from brainhands.shared.store.database import Database
 
 RESULT_TYPES = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 ANSWER_TYPES = ("human_approval_requested", "human_approval_answered")

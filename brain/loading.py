@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from brain.agent import Agent
-from brain.agent_files import agents_at
-from shared.errors import BadDefinition
-from shared.runtime.modules import import_modules, is_a, is_path
+from brainhands.brain.agent import Agent
+from brainhands.brain.agent_files import agents_at
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.runtime.modules import import_modules, is_a, is_path
 
 
 def agents_in(entries: Iterable[str]) -> dict[str, list[Agent]]:

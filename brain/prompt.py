@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
-from brain.decide import is_cut, unusable
-from shared.errors import BrainhandsError, Incompatible, NotStorable
-from shared.model.event import (
+from brainhands.brain.decide import is_cut, unusable
+from brainhands.shared.errors import BrainhandsError, Incompatible, NotStorable
+from brainhands.shared.model.event import (
     REDACTED,
     ContextCompacted,
     HumanApprovalAnswered,
@@ -33,8 +33,8 @@ from shared.model.event import (
     UnknownPayload,
     UserMessage,
 )
-from shared.model.json import canonical, digest, parse
-from shared.model.tool import ToolSpec
+from brainhands.shared.model.json import canonical, digest, parse
+from brainhands.shared.model.tool import ToolSpec
 
 Message: TypeAlias = dict[str, Any]
 Result: TypeAlias = ToolCallSuccess | ToolCallError | ToolCallInterrupted | ToolCallSettled

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from brain.agent import Agent
-from shared.engine import approvals, endings
-from shared.engine.definition import Kind, Step, pinned_phase
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.kernel import intake
-from shared.model.event import SystemPromptSet, TaskGiven, ToolCallStart, ToolCallSuccess
-from shared.model.ids import new_conversation_id, new_task_id
-from shared.model.json import Json
-from shared.model.session import Conversation
-from shared.model.task import Done, Outcome, Task, Transition, Wait
-from shared.model.tool import ToolSpec
-from shared.store import reads
+from brainhands.brain.agent import Agent
+from brainhands.shared.engine import approvals, endings
+from brainhands.shared.engine.definition import Kind, Step, pinned_phase
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.kernel import intake
+from brainhands.shared.model.event import SystemPromptSet, TaskGiven, ToolCallStart, ToolCallSuccess
+from brainhands.shared.model.ids import new_conversation_id, new_task_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Done, Outcome, Task, Transition, Wait
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.store import reads
 
 MAX_DEPTH = 4
 """How many agents may stand above each other, the first one not counted."""

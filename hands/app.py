@@ -1,19 +1,22 @@
-"""The Hands fleet's Celery app: `celery -A hands.app worker -Q hands.default`, tools from BRAINHANDS_TOOLS."""
+"""The Hands fleet's Celery app, with tools from BRAINHANDS_TOOLS.
+
+`celery -A brainhands.hands.app worker -Q hands.default` runs it.
+"""
 
 from __future__ import annotations
 
 from operator import attrgetter
 
-from hands.calls import tool_kind
-from hands.flows import flow_kind
-from hands.loading import tools_in
-from shared.bus.celery_app import celery_app
-from shared.bus.topics import HANDS_QUEUE, HANDS_TASK
-from shared.engine.definition import registry
-from shared.engine.fleet import Fleet, Offering, refusing
-from shared.errors import BadDefinition
-from shared.model.worker import Offer
-from shared.runtime.settings import addresses, settings
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import flow_kind
+from brainhands.hands.loading import tools_in
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.bus.topics import HANDS_QUEUE, HANDS_TASK
+from brainhands.shared.engine.definition import registry
+from brainhands.shared.engine.fleet import Fleet, Offering, refusing
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.settings import addresses, settings
 
 
 def load(pool: str) -> Offering:

@@ -31,10 +31,10 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from hands.context import ToolContext
-from hands.ordered import with_ordered_sets
-from shared.errors import BadDefinition, BadInput, NotStorable
-from shared.model.json import Json, canonical, clean, clean_text
+from brainhands.hands.context import ToolContext
+from brainhands.hands.ordered import with_ordered_sets
+from brainhands.shared.errors import BadDefinition, BadInput, NotStorable
+from brainhands.shared.model.json import Json, canonical, clean, clean_text
 
 MAX_PROBLEMS = 20
 MAX_SHOWN = 200

@@ -23,27 +23,27 @@ from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
 
-from hands.arguments import BadArguments
-from hands.context import ToolContext
-from hands.outcomes import NotFound, Retry, ToolError, Unknown, shortest_result
-from hands.policy import Decision
-from hands.tool import AnyTool
-from shared.engine import answering, approvals, endings
-from shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.errors import BadInput
-from shared.kernel.backoff import backoff_seconds
-from shared.model import edge
-from shared.model.approval import Answer, Approval, Question
-from shared.model.event import PolicyDecided, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
-from shared.model.ids import TaskId
-from shared.model.json import Json
-from shared.model.task import Attempt, Done, Interrupt, Next, Sleep, Task, Transition
-from shared.model.tool import Replay
-from shared.runtime.logs import logger
-from shared.store import reads
-from shared.store.view import CLOCK
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.context import ToolContext
+from brainhands.hands.outcomes import NotFound, Retry, ToolError, Unknown, shortest_result
+from brainhands.hands.policy import Decision
+from brainhands.hands.tool import AnyTool
+from brainhands.shared.engine import answering, approvals, endings
+from brainhands.shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import BadInput
+from brainhands.shared.kernel.backoff import backoff_seconds
+from brainhands.shared.model import edge
+from brainhands.shared.model.approval import Answer, Approval, Question
+from brainhands.shared.model.event import PolicyDecided, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Attempt, Done, Interrupt, Next, Sleep, Task, Transition
+from brainhands.shared.model.tool import Replay
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import reads
+from brainhands.shared.store.view import CLOCK
 
 LOOK_UPS = 10
 """Look-ups of one unknown effect before it stays unknown."""

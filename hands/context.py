@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from shared.model.ids import SessionId, TaskId
-from shared.model.json import clean_text
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.json import clean_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,9 @@ from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from hands.arguments import Arguments, arguments_of
-from hands.outcomes import result_adapter, stored_result
-from hands.tool import (
+from brainhands.hands.arguments import Arguments, arguments_of
+from brainhands.hands.outcomes import result_adapter, stored_result
+from brainhands.hands.tool import (
     DEFAULT_POOL,
     OUTPUT_LIMIT_BYTES,
     AnyTool,
@@ -29,15 +29,15 @@ from hands.tool import (
     run_to_end,
     signature_of,
 )
-from shared.errors import BadDefinition, NotStorable
-from shared.model import edge
-from shared.model.bounds import check_seconds, check_time, shown
-from shared.model.document import Document
-from shared.model.ids import TaskId, new_task_id
-from shared.model.json import Json, clean, clean_text
-from shared.model.signal import name_problem
-from shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait, WaitSignal
-from shared.model.tool import ToolSpec
+from brainhands.shared.errors import BadDefinition, NotStorable
+from brainhands.shared.model import edge
+from brainhands.shared.model.bounds import check_seconds, check_time, shown
+from brainhands.shared.model.document import Document
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.json import Json, clean, clean_text
+from brainhands.shared.model.signal import name_problem
+from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Wait, WaitSignal
+from brainhands.shared.model.tool import ToolSpec
 
 DEFAULT_PHASE_SECONDS = 60.0
 MAX_CHILDREN = 10_000

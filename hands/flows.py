@@ -7,27 +7,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hands.arguments import BadArguments
-from hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
-from hands.flow import Phase as AuthorPhase
-from hands.flow import Step as AuthorStep
-from hands.outcomes import ToolError
-from shared.engine import approvals, endings
-from shared.engine.definition import Kind, Phase, Step, pinned_phase
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.errors import BadDefinition, BadInput
-from shared.kernel import calls
-from shared.model import edge
-from shared.model.document import Document, StoredDocument
-from shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
-from shared.model.ids import TaskId
-from shared.model.json import Json
-from shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
-from shared.model.tool import ToolSpec
-from shared.runtime.logs import logger
-from shared.store import derived, reads, workers
-from shared.store.database import Database
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
+from brainhands.hands.flow import Phase as AuthorPhase
+from brainhands.hands.flow import Step as AuthorStep
+from brainhands.hands.outcomes import ToolError
+from brainhands.shared.engine import approvals, endings
+from brainhands.shared.engine.definition import Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import BadDefinition, BadInput
+from brainhands.shared.kernel import calls
+from brainhands.shared.model import edge
+from brainhands.shared.model.document import Document, StoredDocument
+from brainhands.shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import derived, reads, workers
+from brainhands.shared.store.database import Database
 
 log = logger("flows")
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from hands.flow import Flow, FlowDefinition
-from hands.tool import AnyTool, Tool
-from shared.errors import BadDefinition
-from shared.model.tool import Replay
-from shared.runtime.modules import import_modules, is_a
+from brainhands.hands.flow import Flow, FlowDefinition
+from brainhands.hands.tool import AnyTool, Tool
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.tool import Replay
+from brainhands.shared.runtime.modules import import_modules, is_a
 
 
 @dataclass(frozen=True, slots=True)

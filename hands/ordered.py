@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from shared.model.json import canonical, clean
+from brainhands.shared.model.json import canonical, clean
 
 
 class OrderedSet(set[Any]):

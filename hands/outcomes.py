@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter
 
-from shared.model import edge
-from shared.model.json import Json, canonical, clean, clean_text
+from brainhands.shared.model import edge
+from brainhands.shared.model.json import Json, canonical, clean, clean_text
 
 MAX_RETRY_AFTER_SECONDS = 86_400.0
 MAX_REPR_CHARACTERS = 2_000

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from shared.errors import BadDefinition
-from shared.model.approval import Ask
-from shared.model.json import Json
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.approval import Ask
+from brainhands.shared.model.json import Json
 
 RULES = ("allow", "ask", "deny")
 """From the mildest to the strictest."""

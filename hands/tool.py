@@ -17,15 +17,15 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, get_typ
 
 from pydantic import TypeAdapter
 
-from hands.arguments import Arguments, BadArguments, arguments_of
-from hands.context import ToolContext
-from hands.outcomes import NotFound, Retry, ToolError, Unknown, result_adapter, stored_result
-from hands.policy import Decision, Policy, check_rule, judge
-from shared.errors import BadDefinition
-from shared.model import edge
-from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds, shown
-from shared.model.json import Json, clean_text, digest
-from shared.model.tool import Replay, ToolSpec
+from brainhands.hands.arguments import Arguments, BadArguments, arguments_of
+from brainhands.hands.context import ToolContext
+from brainhands.hands.outcomes import NotFound, Retry, ToolError, Unknown, result_adapter, stored_result
+from brainhands.hands.policy import Decision, Policy, check_rule, judge
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model import edge
+from brainhands.shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES, check_count, check_seconds, shown
+from brainhands.shared.model.json import Json, clean_text, digest
+from brainhands.shared.model.tool import Replay, ToolSpec
 
 DEFAULT_POOL = "hands.default"
 OUTPUT_LIMIT_BYTES = 65_536

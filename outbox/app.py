@@ -1,4 +1,4 @@
-"""The relay process: `python -m outbox.app`. It publishes hints and sweeps; run two, so that one may die."""
+"""The relay process: `python -m brainhands.outbox.app`. It publishes hints and sweeps; run two, so that one may die."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import socket
 import sys
 import threading
 
-from outbox.publisher import Publisher
-from outbox.relay import Relay
-from outbox.sweep import Sweep
-from shared.bus.bell import Bell, RelayBell
-from shared.engine.draft import Origin
-from shared.engine.keeper import Keeper
-from shared.engine.ledger import Ledger
-from shared.errors import BrainhandsError
-from shared.model.ids import new_worker_id
-from shared.model.worker import WorkerInfo
-from shared.runtime.environment import environment_hash
-from shared.runtime.logs import configure_logs, logger
-from shared.runtime.settings import addresses, settings
-from shared.runtime.threads import indispensable
-from shared.store import migrate
-from shared.store.database import Database
+from brainhands.outbox.publisher import Publisher
+from brainhands.outbox.relay import Relay
+from brainhands.outbox.sweep import Sweep
+from brainhands.shared.bus.bell import Bell, RelayBell
+from brainhands.shared.engine.draft import Origin
+from brainhands.shared.engine.keeper import Keeper
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.errors import BrainhandsError
+from brainhands.shared.model.ids import new_worker_id
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.runtime.environment import environment_hash
+from brainhands.shared.runtime.logs import configure_logs, logger
+from brainhands.shared.runtime.settings import addresses, settings
+from brainhands.shared.runtime.threads import indispensable
+from brainhands.shared.store import migrate
+from brainhands.shared.store.database import Database
 
 log = logger(__name__)
 

@@ -12,13 +12,13 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.client import Pipeline
 
-from shared.bus import transport
-from shared.bus.bell import connect
-from shared.bus.celery_app import celery_app
-from shared.bus.topics import BRAIN_QUEUE, read_entry, task_name, write_hints
-from shared.model.ids import TaskId
-from shared.runtime.logs import logger
-from shared.store.database import Row
+from brainhands.shared.bus import transport
+from brainhands.shared.bus.bell import connect
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.bus.topics import BRAIN_QUEUE, read_entry, task_name, write_hints
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store.database import Row
 
 log = logger("publisher")
 

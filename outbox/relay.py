@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from outbox.publisher import BROKER_AWAY, Publisher
-from outbox.rotation import Rotation
-from shared.bus.bell import RelayBell
-from shared.errors import ServerUnavailable
-from shared.model.ids import TaskId
-from shared.runtime.logs import logger
-from shared.store import hints, turns, workers
-from shared.store.database import TRANSIENT, Database, Row, log_interruption
-from shared.store.turns import Limits
+from brainhands.outbox.publisher import BROKER_AWAY, Publisher
+from brainhands.outbox.rotation import Rotation
+from brainhands.shared.bus.bell import RelayBell
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import hints, turns, workers
+from brainhands.shared.store.database import TRANSIENT, Database, Row, log_interruption
+from brainhands.shared.store.turns import Limits
 
 log = logger(__name__)
 

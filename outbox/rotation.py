@@ -6,10 +6,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from operator import itemgetter
 
-from shared.model.ids import SessionId
-from shared.model.task import Priority
-from shared.store.database import Row
-from shared.store.turns import INTERACTIVE_A_BATCH, Place
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.task import Priority
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.turns import INTERACTIVE_A_BATCH, Place
 
 KNOWN_TENANTS = 2_000
 """Of how many tenants it is known which session comes next; of any other it is the oldest."""

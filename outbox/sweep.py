@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from shared.engine.draft import Draft, Origin
-from shared.engine.ledger import Ledger
-from shared.engine.settling import settle
-from shared.errors import ServerUnavailable, StaleWrite, Unsettled
-from shared.model.commit import Commit
-from shared.model.ids import ConversationId, SessionId
-from shared.runtime.logs import logger
-from shared.store import due, slots, workers
-from shared.store.database import TRANSIENT, Row, log_interruption
-from shared.store.due import Due
-from shared.store.view import View
+from brainhands.shared.engine.draft import Draft, Origin
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.settling import settle
+from brainhands.shared.errors import ServerUnavailable, StaleWrite, Unsettled
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.ids import ConversationId, SessionId
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import due, slots, workers
+from brainhands.shared.store.database import TRANSIENT, Row, log_interruption
+from brainhands.shared.store.due import Due
+from brainhands.shared.store.view import View
 
 log = logger(__name__)
 

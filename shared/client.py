@@ -24,11 +24,11 @@ import psycopg
 import sqlalchemy
 from sqlalchemy import text
 
-from shared.bus.bell import Bell, SessionBell
-from shared.engine import acceptance, answering, awaking, forking, redacting, signalling, stopping
-from shared.engine.answering import AnswerReceipt
-from shared.engine.ledger import Ledger
-from shared.errors import (
+from brainhands.shared.bus.bell import Bell, SessionBell
+from brainhands.shared.engine import acceptance, answering, awaking, forking, redacting, signalling, stopping
+from brainhands.shared.engine.answering import AnswerReceipt
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.errors import (
     BadInput,
     ServerUnavailable,
     SettingsError,
@@ -41,13 +41,13 @@ from shared.errors import (
     UnknownSubmission,
     UnknownTask,
 )
-from shared.kernel.verify import Flaw, check, read_head, said_to_be_gone
-from shared.model.approval import Answer, AnswerName, Approval, SettledName
-from shared.model.awake import AwakeReceipt
-from shared.model.document import RESERVED, DocumentVersion, StoredDocument
-from shared.model.event import Event
-from shared.model.fork import ForkReceipt
-from shared.model.ids import (
+from brainhands.shared.kernel.verify import Flaw, check, read_head, said_to_be_gone
+from brainhands.shared.model.approval import Answer, AnswerName, Approval, SettledName
+from brainhands.shared.model.awake import AwakeReceipt
+from brainhands.shared.model.document import RESERVED, DocumentVersion, StoredDocument
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.fork import ForkReceipt
+from brainhands.shared.model.ids import (
     ApprovalId,
     SessionId,
     SubmissionId,
@@ -57,17 +57,17 @@ from shared.model.ids import (
     new_submission_id,
     new_uuid,
 )
-from shared.model.json import Json, clean, clean_text, digest
-from shared.model.redaction import ErasureReceipt, RedactionReceipt
-from shared.model.session import Session
-from shared.model.signal import OF_PEOPLE, SignalReceipt
-from shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
-from shared.model.task import Priority, PriorityName, Task
-from shared.runtime.address import postgres_address, redis_address
-from shared.runtime.settings import addresses, settings
-from shared.store import derived, documents, lineage, reads, waiting, wake
-from shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
-from shared.store.wake import NextWake
+from brainhands.shared.model.json import Json, clean, clean_text, digest
+from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.signal import OF_PEOPLE, SignalReceipt
+from brainhands.shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
+from brainhands.shared.model.task import Priority, PriorityName, Task
+from brainhands.shared.runtime.address import postgres_address, redis_address
+from brainhands.shared.runtime.settings import addresses, settings
+from brainhands.shared.store import derived, documents, lineage, reads, waiting, wake
+from brainhands.shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
+from brainhands.shared.store.wake import NextWake
 
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
 

@@ -19,9 +19,16 @@ import pytest
 import redis
 from psycopg import sql
 
-from shared.errors import ServerUnavailable
-from shared.runtime.servers import Postgres, Redis, postgres_binaries, redis_binary, start_postgres, start_redis
-from shared.runtime.settings import ServerChoice, Settings, settings
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.runtime.servers import (
+    Postgres,
+    Redis,
+    postgres_binaries,
+    redis_binary,
+    start_postgres,
+    start_redis,
+)
+from brainhands.shared.runtime.settings import ServerChoice, Settings, settings
 from tests.instruments.fleet import Fleet, fleet_of
 
 MIGRATED = "migrated"
@@ -132,7 +139,7 @@ def new_database(postgres: Postgres, template: str = "template1") -> Iterator[st
 def migrated(postgres: Postgres) -> str:
     """The name of the database that was migrated once, to be copied."""
     # Not at the top, so that tests of what lies below the store do not need it.
-    from shared.store.migrate import upgrade
+    from brainhands.shared.store.migrate import upgrade
 
     postgres.start()
     _execute(postgres, "CREATE DATABASE {}", MIGRATED)

@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from brain.models.dialects import CALL_EXTRAS
-from brain.models.reply import RawCall
-from shared.errors import NotStorable
-from shared.model.json import clean, clean_text, parse
+from brainhands.brain.models.dialects import CALL_EXTRAS
+from brainhands.brain.models.reply import RawCall
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model.json import clean, clean_text, parse
 
 MOST_CALLS = 64
 """Of one reply; further ones are counted and not kept."""

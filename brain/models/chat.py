@@ -15,10 +15,10 @@ from typing import Any
 
 import httpx2
 
-from brain.models.calls import Calls, keep_extra, word_of
-from brain.models.dialects import MESSAGE_EXTRAS, ending_of
-from brain.models.line import Answer, Endpoint, Lost, asking, never
-from brain.models.provider import (
+from brainhands.brain.models.calls import Calls, keep_extra, word_of
+from brainhands.brain.models.dialects import MESSAGE_EXTRAS, ending_of
+from brainhands.brain.models.line import Answer, Endpoint, Lost, asking, never
+from brainhands.brain.models.provider import (
     MOST_CHARACTERS,
     MOST_LOGPROBS,
     counted_usage,
@@ -27,11 +27,11 @@ from brain.models.provider import (
     provider_error,
     words_of,
 )
-from brain.models.reply import Interrupted, ProviderError, Reply
-from brain.models.timeouts import Timeouts
-from shared.errors import NotStorable
-from shared.model.event import Usage
-from shared.model.json import Json, clean_text
+from brainhands.brain.models.reply import Interrupted, ProviderError, Reply
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.json import Json, clean_text
 
 LONGEST_EVENT = 8 * 1024 * 1024
 """Bytes of one event of a stream."""

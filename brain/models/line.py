@@ -22,11 +22,11 @@ from typing import Any, Literal
 import httpx2
 import openai
 
-from brain.models.provider import error_of_answer, required_key
-from brain.models.reply import Interrupted, ProviderError
-from brain.models.timeouts import Timeouts
-from shared.runtime.logs import logger
-from shared.runtime.settings import settings
+from brainhands.brain.models.provider import error_of_answer, required_key
+from brainhands.brain.models.reply import Interrupted, ProviderError
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.runtime.settings import settings
 
 log = logger("brain")
 

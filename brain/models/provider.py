@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx2
 
-from brain.models.dialects import FILTER_CODES, is_final, is_overflow
-from brain.models.reply import ProviderError
-from shared.kernel.tokens import MOST_TOKENS, estimate_json, estimate_text
-from shared.model.event import Usage
-from shared.model.json import Json, clean_text
-from shared.runtime.settings import settings
+from brainhands.brain.models.dialects import FILTER_CODES, is_final, is_overflow
+from brainhands.brain.models.reply import ProviderError
+from brainhands.shared.kernel.tokens import MOST_TOKENS, estimate_json, estimate_text
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.json import Json, clean_text
+from brainhands.shared.runtime.settings import settings
 
 LONGEST_RETRY_AFTER = 3600.0
 LONGEST_MESSAGE = 2_000

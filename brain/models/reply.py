@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shared.errors import BrainhandsError
-from shared.model.event import Usage
+from brainhands.shared.errors import BrainhandsError
+from brainhands.shared.model.event import Usage
 
 REFUSED = frozenset({400, 422})
 """The statuses of a request whose content is refused."""

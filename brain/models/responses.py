@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
 
-from brain.models.calls import LONGEST_ID, Calls, text_or_nothing, word_of
-from brain.models.dialects import ending_of
-from brain.models.line import Endpoint, Lost, asking, never
-from brain.models.provider import (
+from brainhands.brain.models.calls import LONGEST_ID, Calls, text_or_nothing, word_of
+from brainhands.brain.models.dialects import ending_of
+from brainhands.brain.models.line import Endpoint, Lost, asking, never
+from brainhands.brain.models.provider import (
     MOST_CHARACTERS,
     MOST_LOGPROBS,
     counted_usage,
@@ -26,10 +26,10 @@ from brain.models.provider import (
     retry_after,
     words_of,
 )
-from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
-from brain.models.timeouts import Timeouts
-from shared.model.event import Usage
-from shared.model.json import clean_text
+from brainhands.brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.json import clean_text
 
 ENDED = frozenset({"completed", "incomplete", "failed", "cancelled", "expired"})
 """Statuses in which nothing more comes; in any other one the provider is taken to work on it still."""

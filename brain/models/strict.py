@@ -18,7 +18,7 @@ import re
 import string
 from typing import Any
 
-from brain.models.schema import accepted
+from brainhands.brain.models.schema import accepted
 
 EMPTY = "(empty)"
 HEARD = "I have the results."

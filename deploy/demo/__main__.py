@@ -26,14 +26,14 @@ from pathlib import Path
 
 import psutil
 
+from brainhands import Client
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.servers import GUARD
 from deploy.demo import mailbox, model_server
 from deploy.demo.model_scripts import BODY, CUSTOMERS
 from deploy.demo.show import Mail, Story, print_mails, print_timeline
-from shared.client import Client
-from shared.model.ids import SessionId
-from shared.model.submission import Submission
-from shared.model.task import Outcome
-from shared.runtime.servers import GUARD
 
 INPUT = f'Send this notice to these five customers, {", ".join(CUSTOMERS)}: "{BODY}"'
 HELD_MAIL = 4
@@ -100,7 +100,7 @@ def _folder() -> Iterator[Path]:
 def _everything(log: Path) -> Iterator[int]:
     """Run `brainhands up` until the context is left; gives its process id once every part is registered."""
     command = [
-        *(sys.executable, "-m", "shared.cli.main", "up", "--no-flower", "--hands-concurrency", "1"),
+        *(sys.executable, "-m", "brainhands.shared.cli.main", "up", "--no-flower", "--hands-concurrency", "1"),
         *("--agents", "deploy.demo.agents", "--tools", "deploy.demo.tools"),
     ]
     with log.open("wb") as output:
@@ -159,7 +159,7 @@ def _hands(up: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(up).children():
         with suppress(psutil.NoSuchProcess):
-            if "hands.app" in child.cmdline():
+            if "brainhands.hands.app" in child.cmdline():
                 found.append(child)
     return found
 

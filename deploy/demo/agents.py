@@ -1,6 +1,6 @@
 """The demo's agent: it sends a notice to customers, through a flow that sends each mail once."""
 
-from brain import Agent
+from brainhands import Agent
 
 notices = Agent(
     name="notices",

@@ -9,9 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
-from shared.cli import timeline
-from shared.cli.terminal import escaped, say, styled
-from shared.model.event import Event
+from brainhands.shared.cli import timeline
+from brainhands.shared.cli.terminal import escaped, say, styled
+from brainhands.shared.model.event import Event
 
 Mail = dict[str, Any]
 

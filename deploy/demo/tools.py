@@ -24,9 +24,9 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, EmailStr
 
-from hands import Document, Done, Flow, NotFound, Retry, ToolContext, ToolError, Unknown, Wait, phase, tool
-from shared.model.ids import TaskId
-from shared.model.task import Outcome
+from brainhands import Document, Done, Flow, NotFound, Retry, ToolContext, ToolError, Unknown, Wait, phase, tool
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.task import Outcome
 
 DEDUPES = os.environ.get("MAILBOX_DEDUPES", "1") == "1"
 LOOKS_UP = os.environ.get("MAILBOX_LOOKUP", "1") == "1"

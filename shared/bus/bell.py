@@ -15,12 +15,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shared.bus.topics import RELAY_BELL, session_topic
-from shared.errors import ServerUnavailable
-from shared.model.ids import SessionId
-from shared.runtime.logs import logger
-from shared.runtime.outage import Outage
-from shared.runtime.tls import tls_fault
+from brainhands.shared.bus.topics import RELAY_BELL, session_topic
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.runtime.outage import Outage
+from brainhands.shared.runtime.tls import tls_fault
 
 log = logger("bell")
 

@@ -10,8 +10,8 @@ from celery import Celery
 from kombu import Queue
 from kombu.utils.url import parse_url
 
-from shared.bus.bell import require_trust
-from shared.bus.events import BatchedEvents
+from brainhands.shared.bus.bell import require_trust
+from brainhands.shared.bus.events import BatchedEvents
 
 
 def celery_app(name: str, *, redis_url: str, queue: str, pool: str) -> Celery:

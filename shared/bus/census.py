@@ -10,7 +10,7 @@ from celery.exceptions import CeleryError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from shared.bus.health import unavailable
+from brainhands.shared.bus.health import unavailable
 
 ANSWER_SECONDS = 1.5
 """A worker that can answer does so within a few milliseconds, also when all its slots are busy."""

@@ -8,12 +8,12 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from shared.bus import bell
-from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
-from shared.errors import ServerUnavailable
-from shared.runtime.servers import OLDEST_REDIS
-from shared.runtime.tls import tls_fault
-from shared.store.health import Finding
+from brainhands.shared.bus import bell
+from brainhands.shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.runtime.servers import OLDEST_REDIS
+from brainhands.shared.runtime.tls import tls_fault
+from brainhands.shared.store.health import Finding
 
 PATIENCE_SECONDS = 3.0
 ALMOST_FULL = 0.9

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from shared.model.ids import SessionId, TaskId, new_uuid
+from brainhands.shared.model.ids import SessionId, TaskId, new_uuid
 
 BRAIN_QUEUE = "brain.default"
 HANDS_QUEUE = "hands.default"

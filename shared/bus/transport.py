@@ -24,9 +24,9 @@ from kombu.exceptions import OperationalError
 from kombu.transport import TRANSPORT_ALIASES, redis
 from redis.exceptions import RedisError, ResponseError
 
-from shared.bus.topics import own_entry
-from shared.runtime.logs import logger
-from shared.runtime.outage import Outage
+from brainhands.shared.bus.topics import own_entry
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.runtime.outage import Outage
 
 log = logger("transport")
 

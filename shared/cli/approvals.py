@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from shared.cli.door import TENANT, open_client, open_database, who
-from shared.cli.terminal import escaped, say, say_json, styled
-from shared.cli.timeline import moment
-from shared.client import Client
-from shared.engine.answering import AnswerReceipt
-from shared.model import wire
-from shared.model.approval import Answer, AnswerName, Question
-from shared.model.json import Json, canonical, parse
-from shared.store import reads
-from shared.store.questions import OpenQuestion, with_what_led_there
+from brainhands.shared.cli.door import TENANT, open_client, open_database, who
+from brainhands.shared.cli.terminal import escaped, say, say_json, styled
+from brainhands.shared.cli.timeline import moment
+from brainhands.shared.client import Client
+from brainhands.shared.engine.answering import AnswerReceipt
+from brainhands.shared.model import wire
+from brainhands.shared.model.approval import Answer, AnswerName, Question
+from brainhands.shared.model.json import Json, canonical, parse
+from brainhands.shared.store import reads
+from brainhands.shared.store.questions import OpenQuestion, with_what_led_there
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 OneQuestion = Annotated[str, typer.Argument(help="The question's id, as `brainhands approvals` lists it.")]

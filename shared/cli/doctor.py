@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 
 import typer
 
-from shared.bus import health as redis_health
-from shared.cli.submit import AsJson
-from shared.cli.terminal import say, say_json
-from shared.errors import BrainhandsError, ServerUnavailable
-from shared.runtime.address import shown
-from shared.runtime.servers import OLDEST_POSTGRES
-from shared.runtime.settings import addresses
-from shared.store import health, migrate
-from shared.store.database import TRANSIENT, Database, unavailable
-from shared.store.health import Finding
+from brainhands.shared.bus import health as redis_health
+from brainhands.shared.cli.submit import AsJson
+from brainhands.shared.cli.terminal import say, say_json
+from brainhands.shared.errors import BrainhandsError, ServerUnavailable
+from brainhands.shared.runtime.address import shown
+from brainhands.shared.runtime.servers import OLDEST_POSTGRES
+from brainhands.shared.runtime.settings import addresses
+from brainhands.shared.store import health, migrate
+from brainhands.shared.store.database import TRANSIENT, Database, unavailable
+from brainhands.shared.store.health import Finding
 
 CLOCK_SECONDS = 5
 """Between this machine's clock and the database's: Celery's own times come from the former."""
@@ -84,7 +84,7 @@ def examine() -> Report:
 def _census(database: Database, redis_url: str) -> list[Finding]:
     """Where the register and the queues disagree on who works; who starts or ends just now is given a moment."""
     # It brings Celery along, which no other command needs.
-    from shared.bus import census
+    from brainhands.shared.bus import census
 
     for _ in range(LOOKS):
         findings = health.not_in_both(health.parts(database), census.readers(redis_url))

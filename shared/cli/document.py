@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client
-from shared.cli.submit import AsJson
-from shared.cli.terminal import one_line, say, say_json, width
-from shared.client import Client
-from shared.errors import BadInput
-from shared.model import wire
-from shared.model.document import RESERVED, DocumentVersion
+from brainhands.shared.cli.door import open_client
+from brainhands.shared.cli.submit import AsJson
+from brainhands.shared.cli.terminal import one_line, say, say_json, width
+from brainhands.shared.client import Client
+from brainhands.shared.errors import BadInput
+from brainhands.shared.model import wire
+from brainhands.shared.model.document import RESERVED, DocumentVersion
 
 
 def document(

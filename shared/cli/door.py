@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shared.client import Client
-from shared.runtime.settings import Addresses, addresses
-from shared.store import migrate
-from shared.store.database import Database
+from brainhands.shared.client import Client
+from brainhands.shared.runtime.settings import Addresses, addresses
+from brainhands.shared.store import migrate
+from brainhands.shared.store.database import Database
 
 TENANT = "default"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from shared.cli.terminal import say
-from shared.runtime.settings import Addresses, addresses, libpq_url
+from brainhands.shared.cli.terminal import say
+from brainhands.shared.runtime.settings import Addresses, addresses, libpq_url
 
 
 def env() -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client
-from shared.cli.terminal import say, say_json
-from shared.model import wire
+from brainhands.shared.cli.door import open_client
+from brainhands.shared.cli.terminal import say, say_json
+from brainhands.shared.model import wire
 
 
 def fork(

@@ -9,25 +9,25 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.approvals import approvals, approve, deny, review, settle
-from shared.cli.awake import awake
-from shared.cli.cancel import cancel
-from shared.cli.doctor import doctor
-from shared.cli.document import document
-from shared.cli.due import due
-from shared.cli.env import env
-from shared.cli.fork import fork
-from shared.cli.parts import brain, flower, hands, migrate, relay
-from shared.cli.redact import erase, redact
-from shared.cli.show import event, sessions, show
-from shared.cli.signal import signal
-from shared.cli.submit import submit, watch
-from shared.cli.terminal import escaped, prepare, say
-from shared.cli.up import up
-from shared.cli.verify import verify
-from shared.errors import BrainhandsError
-from shared.runtime.faults import told
-from shared.store.database import TRANSIENT, unavailable
+from brainhands.shared.cli.approvals import approvals, approve, deny, review, settle
+from brainhands.shared.cli.awake import awake
+from brainhands.shared.cli.cancel import cancel
+from brainhands.shared.cli.doctor import doctor
+from brainhands.shared.cli.document import document
+from brainhands.shared.cli.due import due
+from brainhands.shared.cli.env import env
+from brainhands.shared.cli.fork import fork
+from brainhands.shared.cli.parts import brain, flower, hands, migrate, relay
+from brainhands.shared.cli.redact import erase, redact
+from brainhands.shared.cli.show import event, sessions, show
+from brainhands.shared.cli.signal import signal
+from brainhands.shared.cli.submit import submit, watch
+from brainhands.shared.cli.terminal import escaped, prepare, say
+from brainhands.shared.cli.up import up
+from brainhands.shared.cli.verify import verify
+from brainhands.shared.errors import BrainhandsError
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.store.database import TRANSIENT, unavailable
 
 commands = typer.Typer(
     name="brainhands",

@@ -19,14 +19,14 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
-from shared.cli.door import current_addresses
-from shared.cli.terminal import say
-from shared.errors import BadInput
-from shared.runtime.lines import wrap_outputs
-from shared.runtime.modules import is_path
-from shared.runtime.settings import Addresses, addresses, settings
-from shared.store import migrate as schema
+from brainhands.shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
+from brainhands.shared.cli.door import current_addresses
+from brainhands.shared.cli.terminal import say
+from brainhands.shared.errors import BadInput
+from brainhands.shared.runtime.lines import wrap_outputs
+from brainhands.shared.runtime.modules import is_path
+from brainhands.shared.runtime.settings import Addresses, addresses, settings
+from brainhands.shared.store import migrate as schema
 
 FLOWER_USER = "operator"
 FLOWER_PORT = 5555
@@ -88,7 +88,7 @@ def require_agents(names: str) -> None:
     entries = _named("agents", names)
     _require(entry for entry in entries if not is_path(entry))
     if paths := [entry for entry in entries if is_path(entry)]:
-        checked = subprocess.run([sys.executable, "-m", "brain.agent_files", *paths], check=False)
+        checked = subprocess.run([sys.executable, "-m", "brainhands.brain.agent_files", *paths], check=False)
         if checked.returncode:
             raise typer.Exit(BadInput.exit_code)
 
@@ -132,7 +132,7 @@ def hands_part(found: Addresses, tools: str, concurrency: int | None, *, number:
 
 
 def relay_part(found: Addresses) -> Part:
-    return Part(name="relay", command=[sys.executable, "-m", "outbox.app"], environment=_environment(found))
+    return Part(name="relay", command=[sys.executable, "-m", "brainhands.outbox.app"], environment=_environment(found))
 
 
 def flower_part(found: Addresses, port: int) -> Part:
@@ -142,7 +142,7 @@ def flower_part(found: Addresses, port: int) -> Part:
     return Part(
         name="flower",
         command=[
-            *(sys.executable, "-m", "celery", "-A", "brain.app", "flower"),
+            *(sys.executable, "-m", "celery", "-A", "brainhands.brain.app", "flower"),
             *("--address=127.0.0.1", f"--port={port}", "--read_only=true", "--logging=warning"),
             "--tasks_columns=kwargs,state,received,runtime,worker,name,uuid",
         ],
@@ -165,7 +165,7 @@ def _new_flower_password() -> str:
 
 def _worker(role: Literal["brain", "hands"], queue: str, concurrency: int | None, number: int) -> list[str]:
     return [
-        *(sys.executable, "-m", "celery", "--quiet", "-A", f"{role}.app", "worker"),
+        *(sys.executable, "-m", "celery", "--quiet", "-A", f"brainhands.{role}.app", "worker"),
         *("-Q", queue, "-n", f"{role}-{number}@%h", f"--loglevel={settings().log_level}"),
         *("--without-gossip", "--without-mingle"),
         *(() if concurrency is None else ("-c", str(concurrency))),

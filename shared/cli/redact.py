@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client, who
-from shared.cli.terminal import escaped, say, say_json
-from shared.engine.redacting import TELLING_LENGTH
-from shared.errors import BadInput
-from shared.model import wire
+from brainhands.shared.cli.door import open_client, who
+from brainhands.shared.cli.terminal import escaped, say, say_json
+from brainhands.shared.engine.redacting import TELLING_LENGTH
+from brainhands.shared.errors import BadInput
+from brainhands.shared.model import wire
 
 Session = Annotated[str, typer.Argument(help="The session's id.")]
 Reason = Annotated[str, typer.Option(help="Why; it stays in the log, so it must not repeat the content.")]

@@ -8,22 +8,22 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from shared.cli import timeline
-from shared.cli.door import TENANT, open_client, open_database
-from shared.cli.submit import AsJson
-from shared.cli.terminal import escaped, one_line, say, say_json, styled, width
-from shared.cli.timeline import moment, span
-from shared.kernel.verify import head_of
-from shared.model import wire
-from shared.model.event import Event
-from shared.model.ids import TaskId
-from shared.model.prices import dollars
-from shared.model.session import Session
-from shared.model.submission import Submission
-from shared.model.task import Outcome, Task
-from shared.store import reads
-from shared.store.database import Row
-from shared.store.reads import SessionView
+from brainhands.shared.cli import timeline
+from brainhands.shared.cli.door import TENANT, open_client, open_database
+from brainhands.shared.cli.submit import AsJson
+from brainhands.shared.cli.terminal import escaped, one_line, say, say_json, styled, width
+from brainhands.shared.cli.timeline import moment, span
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model import wire
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.prices import dollars
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.store import reads
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.reads import SessionView
 
 OUTCOME_STYLES = {
     Outcome.SUCCEEDED: "green",

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from shared.cli.door import open_client
-from shared.cli.terminal import escaped, say, say_json
-from shared.cli.timeline import lines, span
-from shared.client import Client
-from shared.errors import ServerUnavailable, UnknownAgent
-from shared.model import wire
-from shared.model.event import Event
-from shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
-from shared.model.task import Outcome
-from shared.store.database import TRANSIENT
+from brainhands.shared.cli.door import open_client
+from brainhands.shared.cli.terminal import escaped, say, say_json
+from brainhands.shared.cli.timeline import lines, span
+from brainhands.shared.client import Client
+from brainhands.shared.errors import ServerUnavailable, UnknownAgent
+from brainhands.shared.model import wire
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.submission import Mode, Receipt, Submission, SubmissionStatus
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.store.database import TRANSIENT
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from shared.model.json import Json
+from brainhands.shared.model.json import Json
 
 WIDTH = 100
 """Columns where the output is no terminal."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.text import Text
 
-from shared.cli.terminal import escaped, one_line, say, styled, width
-from shared.model import wire
-from shared.model.event import REDACTED, Event, RedactedPayload, UnknownPayload, read_payload
-from shared.model.json import Json
+from brainhands.shared.cli.terminal import escaped, one_line, say, styled, width
+from brainhands.shared.model import wire
+from brainhands.shared.model.event import REDACTED, Event, RedactedPayload, UnknownPayload, read_payload
+from brainhands.shared.model.json import Json
 
 TYPE_WIDTH = 24
 

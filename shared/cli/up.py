@@ -25,8 +25,8 @@ from typing import IO, Annotated
 import psutil
 import typer
 
-from shared.cli.env import exports
-from shared.cli.parts import (
+from brainhands.shared.cli.env import exports
+from brainhands.shared.cli.parts import (
     FLOWER_PORT,
     FLOWER_USER,
     Agents,
@@ -40,14 +40,14 @@ from shared.cli.parts import (
     require_agents,
     require_modules,
 )
-from shared.cli.terminal import say, styled
-from shared.errors import BadInput, BrainhandsError, ServerUnavailable
-from shared.runtime.address import shown
-from shared.runtime.lines import json_line, wrap_outputs
-from shared.runtime.servers import GUARD, is_free, start_servers
-from shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
-from shared.store import migrate, waiting, workers
-from shared.store.database import TRANSIENT, Database
+from brainhands.shared.cli.terminal import say, styled
+from brainhands.shared.errors import BadInput, BrainhandsError, ServerUnavailable
+from brainhands.shared.runtime.address import shown
+from brainhands.shared.runtime.lines import json_line, wrap_outputs
+from brainhands.shared.runtime.servers import GUARD, is_free, start_servers
+from brainhands.shared.runtime.settings import Addresses, embedded_address, settings, sqlalchemy_url
+from brainhands.shared.store import migrate, waiting, workers
+from brainhands.shared.store.database import TRANSIENT, Database
 
 GRACE_SECONDS = 30
 """How long parts may take to stop; Hands and Brain finish the step they are in."""

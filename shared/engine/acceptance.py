@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import psycopg
 
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.redacting import refuse_erased
-from shared.errors import (
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.errors import (
     BadInput,
     RequestConflict,
     RequestInProgress,
@@ -26,16 +26,16 @@ from shared.errors import (
     UnknownSession,
     Unsettled,
 )
-from shared.kernel import chain, intake
-from shared.kernel.verify import head_of
-from shared.model.commit import Commit, InboxEntry
-from shared.model.event import SessionCreated
-from shared.model.ids import new_task_id
-from shared.model.session import Conversation, Session
-from shared.model.submission import Receipt, Submission
-from shared.store import commits, reads, rows
-from shared.store.database import TRANSIENT, Pause, Transaction
-from shared.store.view import CLOCK, View
+from brainhands.shared.kernel import chain, intake
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.commit import Commit, InboxEntry
+from brainhands.shared.model.event import SessionCreated
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.submission import Receipt, Submission
+from brainhands.shared.store import commits, reads, rows
+from brainhands.shared.store.database import TRANSIENT, Pause, Transaction
+from brainhands.shared.store.view import CLOCK, View
 
 PATIENCE_SECONDS = 10.0
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.engine import endings
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.redacting import refuse_erased
-from shared.errors import BadInput
-from shared.kernel import recovery
-from shared.kernel.times import later
-from shared.model.approval import ANSWERS, Answer, Approval, Question
-from shared.model.commit import Commit
-from shared.model.event import ToolCallSettled
-from shared.model.ids import new_approval_id
-from shared.model.json import Json, digest
-from shared.model.task import Outcome, Task
-from shared.store import reads
-from shared.store.view import View
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.errors import BadInput
+from brainhands.shared.kernel import recovery
+from brainhands.shared.kernel.times import later
+from brainhands.shared.model.approval import ANSWERS, Answer, Approval, Question
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import ToolCallSettled
+from brainhands.shared.model.ids import new_approval_id
+from brainhands.shared.model.json import Json, digest
+from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.store import reads
+from brainhands.shared.store.view import View
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

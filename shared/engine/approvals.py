@@ -15,17 +15,17 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from shared.engine import endings
-from shared.engine.definition import Step
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.kernel.times import later
-from shared.model.approval import HUMAN, Answer, Approval, Ask, Question
-from shared.model.event import PolicyDecided
-from shared.model.ids import ApprovalId, new_approval_id
-from shared.model.json import Json, canonical, digest
-from shared.model.task import Task, Transition, WaitSignal
-from shared.store import reads
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.kernel.times import later
+from brainhands.shared.model.approval import HUMAN, Answer, Approval, Ask, Question
+from brainhands.shared.model.event import PolicyDecided
+from brainhands.shared.model.ids import ApprovalId, new_approval_id
+from brainhands.shared.model.json import Json, canonical, digest
+from brainhands.shared.model.task import Task, Transition, WaitSignal
+from brainhands.shared.store import reads
 
 REVIEW_SECONDS = 7 * 86_400.0
 """How long a person has to find out about an unknown effect before it stays unknown."""

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.settling import settle
-from shared.kernel import moves
-from shared.kernel.intake import GENERATION, INTAKE
-from shared.model.awake import AwakeReceipt
-from shared.model.commit import Commit
-from shared.model.event import MovedTask, SessionResumed
-from shared.model.ids import ConversationId, SessionId, TaskId
-from shared.model.task import Status, Task
-from shared.model.worker import Offer
-from shared.store import workers
-from shared.store.database import Row
-from shared.store.due import NO_WORKER, Due
-from shared.store.hints import UNPUBLISHABLE
-from shared.store.view import View
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.settling import settle
+from brainhands.shared.kernel import moves
+from brainhands.shared.kernel.intake import GENERATION, INTAKE
+from brainhands.shared.model.awake import AwakeReceipt
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import MovedTask, SessionResumed
+from brainhands.shared.model.ids import ConversationId, SessionId, TaskId
+from brainhands.shared.model.task import Status, Task
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.store import workers
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.due import NO_WORKER, Due
+from brainhands.shared.store.hints import UNPUBLISHABLE
+from brainhands.shared.store.view import View
 
 WHAT_MAY_BE_DUE = {
     Status.SLEEPING: Due.WAKE,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.engine import endings
-from shared.errors import Incompatible, OlderWorkers
-from shared.kernel import compat, moves
-from shared.model.event import TaskBlocked
-from shared.model.task import Status, Task
+from brainhands.shared.engine import endings
+from brainhands.shared.errors import Incompatible, OlderWorkers
+from brainhands.shared.kernel import compat, moves
+from brainhands.shared.model.event import TaskBlocked
+from brainhands.shared.model.task import Status, Task
 
 if TYPE_CHECKING:
-    from shared.engine.draft import Draft
+    from brainhands.shared.engine.draft import Draft
 
 
 def block(draft: Draft, task: Task, problem: Incompatible, *, host: str) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from shared.engine import endings
-from shared.kernel import moves
-from shared.kernel.owners import owned_first, with_owned
-from shared.model.ids import TaskId
-from shared.model.task import Status, Task
+from brainhands.shared.engine import endings
+from brainhands.shared.kernel import moves
+from brainhands.shared.kernel.owners import owned_first, with_owned
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.task import Status, Task
 
 if TYPE_CHECKING:
-    from shared.engine.draft import Draft
+    from brainhands.shared.engine.draft import Draft
 
 
 def cancel_trees(draft: Draft, roots: Iterable[TaskId], open_tasks: Mapping[TaskId, Task]) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 
-from shared.model.ids import TaskId
-from shared.model.task import Task
-from shared.store import attempts
-from shared.store.database import Database
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import attempts
+from brainhands.shared.store.database import Database
 
 CRASHES_BEFORE_ALONE = 2
 

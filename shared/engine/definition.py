@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from shared.errors import Incompatible
-from shared.model import edge
-from shared.model.json import Json
-from shared.model.task import Requirement, Task, Transition
-from shared.model.worker import Offer
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.model import edge
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Requirement, Task, Transition
+from brainhands.shared.model.worker import Offer
 
 if TYPE_CHECKING:
-    from shared.engine.draft import Draft
-    from shared.engine.run import Run
+    from brainhands.shared.engine.draft import Draft
+    from brainhands.shared.engine.run import Run
 
 Decide: TypeAlias = "Callable[[Draft], Transition]"
 

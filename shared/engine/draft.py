@@ -14,15 +14,15 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from shared.engine import cancellation, endings
-from shared.engine.definition import Step
-from shared.errors import OlderWorkers
-from shared.kernel import chain, delta, intake, moves
-from shared.kernel.owners import owned_first
-from shared.kernel.times import later
-from shared.model import prices
-from shared.model.approval import HUMAN, Answer, Approval
-from shared.model.commit import (
+from brainhands.shared.engine import cancellation, endings
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.errors import OlderWorkers
+from brainhands.shared.kernel import chain, delta, intake, moves
+from brainhands.shared.kernel.owners import owned_first
+from brainhands.shared.kernel.times import later
+from brainhands.shared.model import prices
+from brainhands.shared.model.approval import HUMAN, Answer, Approval
+from brainhands.shared.model.commit import (
     ApprovalChange,
     AttemptStep,
     Commit,
@@ -34,8 +34,8 @@ from shared.model.commit import (
     SubmissionUse,
     TaskChange,
 )
-from shared.model.document import StoredDocument
-from shared.model.event import (
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.event import (
     DocumentsChanged,
     Event,
     HumanApprovalAnswered,
@@ -50,13 +50,21 @@ from shared.model.event import (
     Usage,
     UserMessage,
 )
-from shared.model.ids import ApprovalId, ConversationId, SignalId, SubmissionId, TaskId, WorkerId, new_task_id
-from shared.model.json import Json, canonical, clean, duplicate, storable, storable_text
-from shared.model.session import Conversation, Inbox, Session
-from shared.model.signal import Signal
-from shared.model.submission import Submission
-from shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
-from shared.store.view import View
+from brainhands.shared.model.ids import (
+    ApprovalId,
+    ConversationId,
+    SignalId,
+    SubmissionId,
+    TaskId,
+    WorkerId,
+    new_task_id,
+)
+from brainhands.shared.model.json import Json, canonical, clean, duplicate, storable, storable_text
+from brainhands.shared.model.session import Conversation, Inbox, Session
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
+from brainhands.shared.store.view import View
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from shared.kernel import background, moves, recovery
-from shared.kernel.intake import GENERATION
-from shared.kernel.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
-from shared.model.event import (
+from brainhands.shared.kernel import background, moves, recovery
+from brainhands.shared.kernel.intake import GENERATION
+from brainhands.shared.kernel.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
+from brainhands.shared.model.event import (
     ModelInterrupted,
     TaskCancelled,
     TaskFailed,
@@ -20,13 +20,13 @@ from shared.model.event import (
     ToolEvent,
     Usage,
 )
-from shared.model.ids import SubmissionId, new_task_id
-from shared.model.json import Json
-from shared.model.prices import Prices
-from shared.model.task import Fail, Outcome, Status, Task
+from brainhands.shared.model.ids import SubmissionId, new_task_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.prices import Prices
+from brainhands.shared.model.task import Fail, Outcome, Status, Task
 
 if TYPE_CHECKING:
-    from shared.engine.draft import Draft
+    from brainhands.shared.engine.draft import Draft
 
 RETRY_PAUSE_SECONDS = 1.0
 """Wait before a task whose attempt crashed is hinted again, times its attempts."""

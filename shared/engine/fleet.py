@@ -31,20 +31,20 @@ from celery.concurrency import get_implementation
 from celery.exceptions import SecurityWarning
 from click.core import ParameterSource
 
-from shared.bus import transport
-from shared.bus.topics import read_hints
-from shared.engine.definition import Registry
-from shared.engine.worker import Worker
-from shared.errors import BadInput, BrainhandsError, ServerUnavailable
-from shared.model.ids import new_uuid, new_worker_id
-from shared.model.tool import ToolSpec
-from shared.model.worker import WorkerInfo
-from shared.runtime.environment import environment_hash
-from shared.runtime.logs import configure_logs, logger, logs_are_json
-from shared.runtime.modules import place
-from shared.runtime.settings import addresses, settings
-from shared.store import migrate, workers
-from shared.store.database import TRANSIENT, Database
+from brainhands.shared.bus import transport
+from brainhands.shared.bus.topics import read_hints
+from brainhands.shared.engine.definition import Registry
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.errors import BadInput, BrainhandsError, ServerUnavailable
+from brainhands.shared.model.ids import new_uuid, new_worker_id
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.runtime.environment import environment_hash
+from brainhands.shared.runtime.logs import configure_logs, logger, logs_are_json
+from brainhands.shared.runtime.modules import place
+from brainhands.shared.runtime.settings import addresses, settings
+from brainhands.shared.store import migrate, workers
+from brainhands.shared.store.database import TRANSIENT, Database
 
 log = logger(__name__)
 

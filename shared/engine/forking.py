@@ -14,24 +14,24 @@ from functools import partial
 
 import psycopg
 
-from shared.engine import endings
-from shared.engine.acceptance import patiently
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.redacting import refuse_erased
-from shared.errors import BadInput, RequestConflict, RequestInProgress
-from shared.kernel.fork import CallFact, left_open
-from shared.kernel.verify import head_of
-from shared.model.commit import Commit
-from shared.model.event import ModelCall, SessionForked, ToolCallError, ToolCallInterrupted
-from shared.model.fork import ForkReceipt
-from shared.model.ids import ConversationId, new_conversation_id, new_session_id, new_task_id
-from shared.model.session import Session
-from shared.model.task import Outcome, Priority, Requirement, Status, Task
-from shared.store import commits, forks
-from shared.store.database import Transaction
-from shared.store.forks import Cut, Past
-from shared.store.view import View
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.acceptance import patiently
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.errors import BadInput, RequestConflict, RequestInProgress
+from brainhands.shared.kernel.fork import CallFact, left_open
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import ModelCall, SessionForked, ToolCallError, ToolCallInterrupted
+from brainhands.shared.model.fork import ForkReceipt
+from brainhands.shared.model.ids import ConversationId, new_conversation_id, new_session_id, new_task_id
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.task import Outcome, Priority, Requirement, Status, Task
+from brainhands.shared.store import commits, forks
+from brainhands.shared.store.database import Transaction
+from brainhands.shared.store.forks import Cut, Past
+from brainhands.shared.store.view import View
 
 BEGUN = "not carried over: it belongs to the session that this one was forked from; its effect may have happened there"
 NOT_BEGUN = "not carried over: it had not begun where this session was forked"

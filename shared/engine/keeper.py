@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from shared.engine.guard import Guard
-from shared.errors import ServerUnavailable
-from shared.model.ids import TaskId
-from shared.model.worker import WorkerInfo
-from shared.runtime.logs import logger
-from shared.runtime.threads import indispensable
-from shared.store import attempts, workers
-from shared.store.database import TRANSIENT, Database, log_interruption
+from brainhands.shared.engine.guard import Guard
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.runtime.threads import indispensable
+from brainhands.shared.store import attempts, workers
+from brainhands.shared.store.database import TRANSIENT, Database, log_interruption
 
 log = logger("keeper")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.bus.bell import Bell
-from shared.model.commit import Commit, Guard
-from shared.model.ids import SessionId, TaskId
-from shared.store import commits
-from shared.store.database import Database
+from brainhands.shared.bus.bell import Bell
+from brainhands.shared.model.commit import Commit, Guard
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.store import commits
+from brainhands.shared.store.database import Database
 
 
 class Ledger:
@@ -28,7 +28,7 @@ class Ledger:
         seconds: float = 10.0,
         skip_locked: bool = False,
     ) -> Commit | None:
-        """As shared.store.commits.apply, then ring."""
+        """As brainhands.shared.store.commits.apply, then ring."""
         commit = commits.apply(
             self.database, session_id, task_ids, fill, guard=guard, seconds=seconds, skip_locked=skip_locked
         )

@@ -6,13 +6,13 @@ again a little later, or at once when a commit frees such a slot.
 
 from __future__ import annotations
 
-from shared.engine.definition import Registry
-from shared.engine.draft import Draft
-from shared.model.ids import TaskId
-from shared.model.task import Task
-from shared.runtime.logs import logger
-from shared.store import slots
-from shared.store.database import Database
+from brainhands.shared.engine.definition import Registry
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.task import Task
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import slots
+from brainhands.shared.store.database import Database
 
 log = logger("worker")
 

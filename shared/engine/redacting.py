@@ -12,22 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
-from shared.kernel.background import RESPONSE_CANCEL
-from shared.kernel.verify import head_of
-from shared.model.commit import Commit, Redaction
-from shared.model.event import Event, EventsRedacted, SessionErased
-from shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
-from shared.model.json import Json, parse
-from shared.model.redaction import ErasureReceipt, RedactionReceipt
-from shared.model.session import Session
-from shared.model.task import Task
-from shared.store import places, reads, redactions
-from shared.store.database import Row
-from shared.store.lineage import NO_END, LogPart
-from shared.store.view import View
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
+from brainhands.shared.kernel.background import RESPONSE_CANCEL
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.commit import Commit, Redaction
+from brainhands.shared.model.event import Event, EventsRedacted, SessionErased
+from brainhands.shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
+from brainhands.shared.model.json import Json, parse
+from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import places, reads, redactions
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.lineage import NO_END, LogPart
+from brainhands.shared.store.view import View
 
 KEPT = {
     "session_forked": "it says what the session goes on from",

@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from shared.errors import ServerUnavailable
-from shared.model.session import Conversation
-from shared.model.task import Attempt, Task
-from shared.runtime.logs import logger
-from shared.store import attempts, reads, workers
-from shared.store.database import TRANSIENT, Database, log_interruption
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Attempt, Task
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import attempts, reads, workers
+from brainhands.shared.store.database import TRANSIENT, Database, log_interruption
 
 log = logger("engine")
 

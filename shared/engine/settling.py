@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shared.engine import endings
-from shared.engine.draft import Draft
-from shared.kernel import compat, moves
-from shared.model.event import TaskBlocked, TaskUnblocked
-from shared.model.task import Status, Task
-from shared.store.due import NO_WORKER, Due
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.kernel import compat, moves
+from brainhands.shared.model.event import TaskBlocked, TaskUnblocked
+from brainhands.shared.model.task import Status, Task
+from brainhands.shared.store.due import NO_WORKER, Due
 
 
 def settle(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: str | None = None) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.redacting import refuse_erased
-from shared.errors import RequestConflict, Unsettled
-from shared.model.commit import Commit
-from shared.model.ids import SessionId, new_signal_id
-from shared.model.json import Json, canonical
-from shared.model.signal import Signal, SignalReceipt
-from shared.store import commits, reads
-from shared.store.view import View
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.errors import RequestConflict, Unsettled
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.ids import SessionId, new_signal_id
+from brainhands.shared.model.json import Json, canonical
+from brainhands.shared.model.signal import Signal, SignalReceipt
+from brainhands.shared.store import commits, reads
+from brainhands.shared.store.view import View
 
 
 def send(

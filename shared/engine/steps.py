@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shared.engine.definition import Kind
-from shared.engine.draft import Draft
-from shared.kernel import moves
-from shared.kernel.times import LAST_TIME, later
-from shared.model.json import Json, clean_inside, storable
-from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait, WaitSignal
+from brainhands.shared.engine.definition import Kind
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.kernel import moves
+from brainhands.shared.kernel.times import LAST_TIME, later
+from brainhands.shared.model.json import Json, clean_inside, storable
+from brainhands.shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait, WaitSignal
 
 
 def move(

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shared.engine import cancellation, endings
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.errors import Incompatible
-from shared.kernel import compat
-from shared.kernel.background import RESPONSE_CANCEL
-from shared.kernel.intake import GENERATION
-from shared.model.commit import Commit
-from shared.model.event import LOG_FORMAT, CancelRequested
-from shared.model.ids import SessionId, TaskId
-from shared.model.json import clean_text
-from shared.model.session import Inbox
-from shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
-from shared.model.task import Outcome, Status, Task
-from shared.store import reads
-from shared.store.view import View
+from brainhands.shared.engine import cancellation, endings
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.kernel import compat
+from brainhands.shared.kernel.background import RESPONSE_CANCEL
+from brainhands.shared.kernel.intake import GENERATION
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import LOG_FORMAT, CancelRequested
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.json import clean_text
+from brainhands.shared.model.session import Inbox
+from brainhands.shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.store import reads
+from brainhands.shared.store.view import View
 
 REASON_CHARACTERS = 500
 

@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
-from shared.bus.bell import Bell
-from shared.engine import blocking, endings, steps
-from shared.engine.company import Company
-from shared.engine.definition import PINNED_SECONDS, Kind, Phase, Registry, Step
-from shared.engine.draft import Draft, Origin
-from shared.engine.keeper import Keeper
-from shared.engine.ledger import Ledger
-from shared.engine.limits import Limits
-from shared.engine.run import Run
-from shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
-from shared.kernel import background, compat, recovery
-from shared.model.commit import Commit, Guard
-from shared.model.ids import SessionId, TaskId
-from shared.model.json import Json
-from shared.model.task import Final, Status, Task
-from shared.model.worker import WorkerInfo
-from shared.runtime.faults import told
-from shared.runtime.logs import logger
-from shared.store import attempts, hints, reads
-from shared.store.database import TRANSIENT, Database
-from shared.store.view import View
+from brainhands.shared.bus.bell import Bell
+from brainhands.shared.engine import blocking, endings, steps
+from brainhands.shared.engine.company import Company
+from brainhands.shared.engine.definition import PINNED_SECONDS, Kind, Phase, Registry, Step
+from brainhands.shared.engine.draft import Draft, Origin
+from brainhands.shared.engine.keeper import Keeper
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.limits import Limits
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
+from brainhands.shared.kernel import background, compat, recovery
+from brainhands.shared.model.commit import Commit, Guard
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Final, Status, Task
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import attempts, hints, reads
+from brainhands.shared.store.database import TRANSIENT, Database
+from brainhands.shared.store.view import View
 
 log = logger("worker")
 

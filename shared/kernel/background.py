@@ -11,10 +11,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from shared.kernel.intake import GENERATION
-from shared.model.ids import TaskId
-from shared.model.json import Json
-from shared.model.task import Status, Task
+from brainhands.shared.kernel.intake import GENERATION
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Status, Task
 
 HANDLE = "handle"
 """Where a generation's checkpoint keeps what it knows of its response: `{"response_id", "tokens_in", ...}`."""

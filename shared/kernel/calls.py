@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from shared.model.ids import TaskId
-from shared.model.json import Json
-from shared.model.task import Requirement, Status, Task
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Requirement, Status, Task
 
 FIRST_PHASE = "call"
 """Validates the arguments and stores the intent."""

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from shared.errors import NotStorable
-from shared.model.event import Event, Payload
-from shared.model.ids import ConversationId, WorkerId
-from shared.model.json import canonical, clean_inside, storable
-from shared.model.session import Session
-from shared.model.task import Task
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model.event import Event, Payload
+from brainhands.shared.model.ids import ConversationId, WorkerId
+from brainhands.shared.model.json import canonical, clean_inside, storable
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.task import Task
 
 GENESIS = bytes(32)
 """`prev_hash` of the first event of a session."""

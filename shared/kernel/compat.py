@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from shared.errors import Incompatible, OlderWorkers
-from shared.model.event import LOG_FORMAT
-from shared.model.json import clean_text
+from brainhands.shared.errors import Incompatible, OlderWorkers
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.model.json import clean_text
 
 NO_WORKER = "no live worker"
 OLDER_WORKERS = "older workers are still live"

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shared.model.document import StoredDocument
-from shared.model.json import Json, canonical, duplicate
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.json import Json, canonical, duplicate
 
 MOST_DELTAS = 20
 """How many changes may follow a version that is stored whole, so how many rows a read takes more at the most."""

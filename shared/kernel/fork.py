@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shared.model.event import ModelCall, ToolCallInterrupted, ToolCallStart
-from shared.model.ids import ConversationId, TaskId
-from shared.model.json import Json
+from brainhands.shared.model.event import ModelCall, ToolCallInterrupted, ToolCallStart
+from brainhands.shared.model.ids import ConversationId, TaskId
+from brainhands.shared.model.json import Json
 
 CALL_ENDS = ("tool_call_success", "tool_call_error", "tool_call_interrupted")
 CALL_EVENTS = ("tool_call_start", *CALL_ENDS, "tool_call_settled")

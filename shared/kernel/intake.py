@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
-from shared.model.json import Json
-from shared.model.session import Conversation
-from shared.model.task import Priority, Requirement, Status, Task
+from brainhands.shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Priority, Requirement, Status, Task
 
 GENERATION = "generation"
 GENERATION_VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shared.model.ids import TaskId
+from brainhands.shared.model.ids import TaskId
 
 
 def owned_first(owners: Mapping[TaskId, TaskId | None]) -> list[TaskId]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.kernel.background import RESPONSE_CANCEL
-from shared.kernel.intake import GENERATION, INTAKE
-from shared.model.task import Task
+from brainhands.shared.kernel.background import RESPONSE_CANCEL
+from brainhands.shared.kernel.intake import GENERATION, INTAKE
+from brainhands.shared.model.task import Task
 
 COMPACTION = "compaction"
 """The kind of a task that shortens the context of its owner, a generation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.model.json import Json, canonical
+from brainhands.shared.model.json import Json, canonical
 
 CHARACTERS_A_TOKEN = 4
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from shared.errors import BadInput
-from shared.kernel.chain import GENESIS, event_hash
-from shared.model.event import GONE, Event, EventsRedacted, SessionErased
-from shared.model.session import Session
+from brainhands.shared.errors import BadInput
+from brainhands.shared.kernel.chain import GENESIS, event_hash
+from brainhands.shared.model.event import GONE, Event, EventsRedacted, SessionErased
+from brainhands.shared.model.session import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

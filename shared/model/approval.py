@@ -7,10 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from shared.errors import BadDefinition
-from shared.model.bounds import check_seconds, shown
-from shared.model.ids import ApprovalId, SessionId, TaskId
-from shared.model.json import Json
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.bounds import check_seconds, shown
+from brainhands.shared.model.ids import ApprovalId, SessionId, TaskId
+from brainhands.shared.model.json import Json
 
 
 class Question(StrEnum):

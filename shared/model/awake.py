@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.model.event import MovedTask
-from shared.model.ids import SessionId
+from brainhands.shared.model.event import MovedTask
+from brainhands.shared.model.ids import SessionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

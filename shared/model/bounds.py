@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from shared.errors import BadDefinition
+from brainhands.shared.errors import BadDefinition
 
 MAX_SECONDS = 10 * 365 * 86_400
 """Ten years."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 
-from shared.model.approval import Approval
-from shared.model.document import StoredDocument
-from shared.model.event import Event
-from shared.model.ids import ApprovalId, SignalId, SubmissionId, TaskId
-from shared.model.session import Conversation, Session
-from shared.model.signal import Signal
-from shared.model.submission import Submission
-from shared.model.task import Attempt, Outcome, Status, Task
+from brainhands.shared.model.approval import Approval
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.ids import ApprovalId, SignalId, SubmissionId, TaskId
+from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Attempt, Outcome, Status, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.model.document import Document
-from shared.model.event import ToolReference
+from brainhands.shared.model.document import Document
+from brainhands.shared.model.event import ToolReference
 
 
 class Entry(BaseModel):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.errors import BadDefinition, Incompatible
-from shared.model import edge
-from shared.model.bounds import check_count
-from shared.model.ids import SessionId
-from shared.model.json import Json, clean_text, duplicate
+from brainhands.shared.errors import BadDefinition, Incompatible
+from brainhands.shared.model import edge
+from brainhands.shared.model.bounds import check_count
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.json import Json, clean_text, duplicate
 
 MAX_KIND = 200
 RESERVED = frozenset({"agent_settings", "inbox", "live", "usage"})

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from shared.model.json import clean_text
+from brainhands.shared.model.json import clean_text
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")

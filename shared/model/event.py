@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.model.ids import ConversationId, SessionId, TaskId, WorkerId
-from shared.model.json import Json
-from shared.model.prices import Prices, Usd
+from brainhands.shared.model.ids import ConversationId, SessionId, TaskId, WorkerId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.prices import Prices, Usd
 
 GONE = "null"
 """The payload text of an event that was redacted or erased; no payload is written as this."""

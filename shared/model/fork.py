@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.model.ids import SessionId
+from brainhands.shared.model.ids import SessionId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ import math
 import re
 from typing import Any, TypeAlias
 
-from shared.errors import NotJson, NotStorable
+from brainhands.shared.errors import NotJson, NotStorable
 
 Json: TypeAlias = Any
 """A JSON value as Python holds it: None, bool, int, float, str, list, dict with str keys."""

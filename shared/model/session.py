@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 
-from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
-from shared.model.submission import Mode
-from shared.model.task import Priority
+from brainhands.shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId
+from brainhands.shared.model.submission import Mode
+from brainhands.shared.model.task import Priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from shared.model.ids import SessionId, SignalId, TaskId
-from shared.model.json import Json, clean_text
+from brainhands.shared.model.ids import SessionId, SignalId, TaskId
+from brainhands.shared.model.json import Json, clean_text
 
 OF_PEOPLE = "human:"
 """What the names begin with under which tasks wait for people's answers."""

@@ -8,9 +8,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from shared.model.ids import ConversationId, SessionId, SubmissionId
-from shared.model.json import Json
-from shared.model.task import Outcome, Priority
+from brainhands.shared.model.ids import ConversationId, SessionId, SubmissionId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Outcome, Priority
 
 
 class SubmissionStatus(StrEnum):

@@ -8,8 +8,8 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import Literal, TypeAlias
 
-from shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId, WorkerId
-from shared.model.json import Json
+from brainhands.shared.model.ids import ConversationId, SessionId, SubmissionId, TaskId, WorkerId
+from brainhands.shared.model.json import Json
 
 
 class Status(StrEnum):

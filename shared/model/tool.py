@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.model.json import clean, clean_text, digest
+from brainhands.shared.model.json import clean, clean_text, digest
 
 
 class Replay(StrEnum):

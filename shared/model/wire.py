@@ -6,18 +6,18 @@ import json
 from datetime import UTC, datetime
 from uuid import UUID
 
-from shared.model.approval import Approval
-from shared.model.awake import AwakeReceipt
-from shared.model.document import DocumentVersion, StoredDocument
-from shared.model.event import Event
-from shared.model.fork import ForkReceipt
-from shared.model.json import Json
-from shared.model.prices import dollars
-from shared.model.redaction import ErasureReceipt, RedactionReceipt
-from shared.model.session import Conversation, Session
-from shared.model.signal import SignalReceipt
-from shared.model.submission import Cancellation, Receipt, Submission
-from shared.model.task import Task
+from brainhands.shared.model.approval import Approval
+from brainhands.shared.model.awake import AwakeReceipt
+from brainhands.shared.model.document import DocumentVersion, StoredDocument
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.fork import ForkReceipt
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.prices import dollars
+from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
+from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.signal import SignalReceipt
+from brainhands.shared.model.submission import Cancellation, Receipt, Submission
+from brainhands.shared.model.task import Task
 
 
 def event(value: Event) -> dict[str, Json]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.model.ids import WorkerId
-from shared.model.task import Requirement
+from brainhands.shared.model.ids import WorkerId
+from brainhands.shared.model.task import Requirement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

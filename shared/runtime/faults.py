@@ -6,7 +6,7 @@ import psycopg
 import pydantic
 import sqlalchemy.exc
 
-from shared.model import edge
+from brainhands.shared.model import edge
 
 QUOTES_CONTENT = ("22", "23", "P0")
 """Classes of SQLSTATE whose messages quote values: bad data, broken constraints, errors that functions raise."""

@@ -17,9 +17,9 @@ import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from shared.runtime.faults import told
-from shared.runtime.lines import wrap_outputs
-from shared.runtime.settings import settings
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.runtime.lines import wrap_outputs
+from brainhands.shared.runtime.settings import settings
 
 TRACE_DEPTH = 6
 TALKATIVE = ("celery.worker.strategy", "celery.app.trace", "httpx2", "alembic")

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeGuard, TypeVar
 
-from shared.errors import BadDefinition
+from brainhands.shared.errors import BadDefinition
 
 T = TypeVar("T")
 
-OURS = tuple(os.path.join(Path(__file__).parents[2], name, "") for name in ("brain", "hands", "shared"))
-"""The folders of this package, of which no frame says where a user's definition is."""
+OURS = os.path.join(Path(__file__).parents[2], "")
+"""The folder of this package, of which no frame says where a user's definition is."""
 
 LIBRARIES = tuple(os.path.join(path, "") for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib")})
 
@@ -84,6 +84,6 @@ def place(error: BaseException) -> str:
 
     Frames of libraries count only where there are no others.
     """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OURS, "<frozen "))]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((OURS, "<frozen "))]
     frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     return f"{os.path.relpath(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""

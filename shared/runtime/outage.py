@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from shared.runtime.address import shown
-from shared.runtime.logs import EventLogger
-from shared.runtime.tls import tls_fault
+from brainhands.shared.runtime.address import shown
+from brainhands.shared.runtime.logs import EventLogger
+from brainhands.shared.runtime.tls import tls_fault
 
 
 class Outage:

@@ -43,8 +43,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shared.errors import BrainhandsError, ServerUnavailable, SettingsError
-from shared.runtime.settings import ServerChoice, libpq_url, servers_file
+from brainhands.shared.errors import BrainhandsError, ServerUnavailable, SettingsError
+from brainhands.shared.runtime.settings import ServerChoice, libpq_url, servers_file
 
 OLDEST_POSTGRES = 14
 OLDEST_REDIS = (6, 2)

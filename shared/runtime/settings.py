@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from shared.errors import ServerUnavailable, SettingsError
-from shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES
-from shared.runtime.address import POSTGRES_SCHEMES, postgres_address, redis_address
-from shared.runtime.modules import is_dotted, is_path
+from brainhands.shared.errors import ServerUnavailable, SettingsError
+from brainhands.shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES
+from brainhands.shared.runtime.address import POSTGRES_SCHEMES, postgres_address, redis_address
+from brainhands.shared.runtime.modules import is_dotted, is_path
 
 ServerChoice = Literal["auto", "system", "wheel"]
 

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from shared.runtime.logs import logger
+from brainhands.shared.runtime.logs import logger
 
 log = logger("threads")
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from sqlalchemy import ARRAY, BigInteger, Double, Integer, Uuid, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import JSON
 
-from shared.model.ids import TaskId
-from shared.model.json import Json, canonical
-from shared.model.task import Attempt, Task
-from shared.store import rows
-from shared.store.database import Call, Database, Statement
-from shared.store.tables import attempts, outbox, tasks
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.json import Json, canonical
+from brainhands.shared.model.task import Attempt, Task
+from brainhands.shared.store import rows
+from brainhands.shared.store.database import Call, Database, Statement
+from brainhands.shared.store.tables import attempts, outbox, tasks
 
 PROGRESS_LIMIT = 65_536
 """Characters of progress that are kept, the newest."""

@@ -20,16 +20,16 @@ import psycopg
 from sqlalchemy import ARRAY, Boolean, Double, Integer, Text, Uuid, any_, bindparam, case, delete, func, insert, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_update
 
-from shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
-from shared.model.commit import ApprovalChange, Commit, Guard, InboxEntry, NewAttempt, SubmissionUse
-from shared.model.ids import SessionId, TaskId
-from shared.model.json import canonical
-from shared.model.submission import Submission
-from shared.model.task import Status, Task
-from shared.runtime.logs import logger
-from shared.store import redactions, rows, slots
-from shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
-from shared.store.tables import (
+from brainhands.shared.errors import RequestInProgress, ServerUnavailable, StaleWrite, Unsettled
+from brainhands.shared.model.commit import ApprovalChange, Commit, Guard, InboxEntry, NewAttempt, SubmissionUse
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Status, Task
+from brainhands.shared.runtime.logs import logger
+from brainhands.shared.store import redactions, rows, slots
+from brainhands.shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
+from brainhands.shared.store.tables import (
     approvals,
     attempts,
     conversations,
@@ -43,7 +43,7 @@ from shared.store.tables import (
     tasks,
     waits,
 )
-from shared.store.view import CLOCK, View, read_view
+from brainhands.shared.store.view import CLOCK, View, read_view
 
 log = logger("store")
 

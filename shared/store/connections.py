@@ -17,9 +17,9 @@ from uuid import uuid4
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from shared.errors import UnfitDatabase
-from shared.runtime.address import postgres_address
-from shared.store.adaptation import ADAPTATION
+from brainhands.shared.errors import UnfitDatabase
+from brainhands.shared.runtime.address import postgres_address
+from brainhands.shared.store.adaptation import ADAPTATION
 
 PINNED = {
     "array_nulls": "on",

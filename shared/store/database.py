@@ -30,11 +30,11 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.pool import Pool, PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from shared.errors import ServerUnavailable, StaleWrite
-from shared.runtime.faults import told
-from shared.runtime.logs import EventLogger, logger
-from shared.runtime.outage import Outage
-from shared.store import connections
+from brainhands.shared.errors import ServerUnavailable, StaleWrite
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.runtime.logs import EventLogger, logger
+from brainhands.shared.runtime.outage import Outage
+from brainhands.shared.store import connections
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.Connection[Any]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sqlalchemy import and_, bindparam, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 
-from shared.model.derived import (
+from brainhands.shared.model.derived import (
     AgentSetting,
     AgentSettings,
     ConversationUsage,
@@ -21,13 +21,13 @@ from shared.model.derived import (
     TokenUsage,
     WaitingInput,
 )
-from shared.model.document import Document, StoredDocument
-from shared.model.ids import SessionId
-from shared.store.database import Database, Row, Statement
-from shared.store.documents import PATIENCE
-from shared.store.lineage import LOG
-from shared.store.tables import attempts, conversations, events, sessions, tasks, waits
-from shared.store.view import INPUTS
+from brainhands.shared.model.document import Document, StoredDocument
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.documents import PATIENCE
+from brainhands.shared.store.lineage import LOG
+from brainhands.shared.store.tables import attempts, conversations, events, sessions, tasks, waits
+from brainhands.shared.store.view import INPUTS
 
 HEAD = Statement(select(sessions.c.last_seq).where(sessions.c.id == bindparam("session_id")))
 CONVERSATIONS = Statement(

@@ -26,13 +26,13 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 
-from shared.errors import Incompatible
-from shared.kernel.delta import difference, replay
-from shared.model.document import DocumentVersion, StoredDocument
-from shared.model.ids import SessionId
-from shared.model.json import duplicate
-from shared.store.database import Call, Database, Row, Statement
-from shared.store.tables import documents, events
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.kernel.delta import difference, replay
+from brainhands.shared.model.document import DocumentVersion, StoredDocument
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.json import duplicate
+from brainhands.shared.store.database import Call, Database, Row, Statement
+from brainhands.shared.store.tables import documents, events
 
 ALL = 2**31 - 1
 """As the greatest seq or version: no bound."""

@@ -35,12 +35,12 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
-from shared.kernel import compat
-from shared.kernel.compat import UNREAD_LOG, UNREADABLE
-from shared.store.database import Call, Database, Row, Statement
-from shared.store.hints import PUT_OFF_SECONDS
-from shared.store.tables import inbox, outbox, sessions, tasks, waits
-from shared.store.workers import LOWEST_FORMAT, lowest_format
+from brainhands.shared.kernel import compat
+from brainhands.shared.kernel.compat import UNREAD_LOG, UNREADABLE
+from brainhands.shared.store.database import Call, Database, Row, Statement
+from brainhands.shared.store.hints import PUT_OFF_SECONDS
+from brainhands.shared.store.tables import inbox, outbox, sessions, tasks, waits
+from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 
 PAGE = 200
 """Candidates in one answer."""

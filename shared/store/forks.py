@@ -24,16 +24,16 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 
-from shared.kernel.fork import CALL_EVENTS, CallFact
-from shared.model.document import StoredDocument
-from shared.model.event import PAYLOADS, ModelCall, ModelOutput, SystemPromptSet
-from shared.model.ids import SessionId
-from shared.model.session import Conversation, Session
-from shared.model.task import Task
-from shared.store import documents, reads, rows
-from shared.store.database import Database, Row, Statement, Transaction
-from shared.store.lineage import LOG
-from shared.store.tables import conversations, events, sessions, tasks
+from brainhands.shared.kernel.fork import CALL_EVENTS, CallFact
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.event import PAYLOADS, ModelCall, ModelOutput, SystemPromptSet
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import documents, reads, rows
+from brainhands.shared.store.database import Database, Row, Statement, Transaction
+from brainhands.shared.store.lineage import LOG
+from brainhands.shared.store.tables import conversations, events, sessions, tasks
 
 _NEXT = events.alias("next")
 _ENDS_ITS_COMMIT = or_(

@@ -46,12 +46,22 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
-from shared.kernel import compat
-from shared.model.task import Requirement
-from shared.store import workers as register
-from shared.store.database import Database, Row, Statement
-from shared.store.slots import TENANT_SLOT
-from shared.store.tables import attempts, conversations, events, outbox, sessions, slots, tasks, waits, workers
+from brainhands.shared.kernel import compat
+from brainhands.shared.model.task import Requirement
+from brainhands.shared.store import workers as register
+from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.slots import TENANT_SLOT
+from brainhands.shared.store.tables import (
+    attempts,
+    conversations,
+    events,
+    outbox,
+    sessions,
+    slots,
+    tasks,
+    waits,
+    workers,
+)
 
 LATE_SECONDS = 30
 ROLES = ("brain", "hands", "relay")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import ARRAY, Integer, Text, Uuid, any_, bindparam, func, or_, select, text, update
 
-from shared.model.ids import TaskId
-from shared.store.database import Call, Row, Statement
-from shared.store.tables import outbox
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.store.database import Call, Row, Statement
+from brainhands.shared.store.tables import outbox
 
 RESEND_SECONDS = 2
 """Age after which a published row that is still there is looked for in the queues."""

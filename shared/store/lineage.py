@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import bindparam, literal, select, true
 
-from shared.model.ids import ConversationId, SessionId
-from shared.model.session import Session
-from shared.store.database import Database, Statement
-from shared.store.tables import conversations, sessions
+from brainhands.shared.model.ids import ConversationId, SessionId
+from brainhands.shared.model.session import Session
+from brainhands.shared.store.database import Database, Statement
+from brainhands.shared.store.tables import conversations, sessions
 
 NO_END = 2**31 - 1
 """The upper end of a session's own part: whatever it will have."""

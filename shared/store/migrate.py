@@ -22,11 +22,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from shared.errors import BrainhandsError, CodeTooOld, SchemaNotCurrent, UnfitDatabase
-from shared.runtime.faults import told
-from shared.store import connections
-from shared.store.database import unavailable
-from shared.store.tables import SCHEMA, compatibility, metadata
+from brainhands.shared.errors import BrainhandsError, CodeTooOld, SchemaNotCurrent, UnfitDatabase
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.store import connections
+from brainhands.shared.store.database import unavailable
+from brainhands.shared.store.tables import SCHEMA, compatibility, metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

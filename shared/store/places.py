@@ -11,11 +11,11 @@ from uuid import UUID
 from sqlalchemy import Column, ColumnElement, Table, Text, bindparam, select, tuple_
 from sqlalchemy import cast as sql_cast
 
-from shared.errors import ServerUnavailable
-from shared.model.ids import SessionId
-from shared.model.redaction import Place
-from shared.store.database import TRANSIENT, Database, Row, Statement
-from shared.store.tables import approvals, attempts, documents, events, sessions, signals, submissions, tasks
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.redaction import Place
+from brainhands.shared.store.database import TRANSIENT, Database, Row, Statement
+from brainhands.shared.store.tables import approvals, attempts, documents, events, sessions, signals, submissions, tasks
 
 PAGE = 100
 MOST_SESSIONS = 100

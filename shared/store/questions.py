@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import ARRAY, Select, Text, Uuid, any_, bindparam, func, or_, select, true
 
-from shared.model.approval import Approval
-from shared.model.ids import ApprovalId
-from shared.model.task import Task
-from shared.store import rows
-from shared.store.database import Database, Row, Statement
-from shared.store.tables import approvals, conversations, events, submissions, tasks
+from brainhands.shared.model.approval import Approval
+from brainhands.shared.model.ids import ApprovalId
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import rows
+from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.tables import approvals, conversations, events, submissions, tasks
 
 AT_ONCE = 50
 """Questions in one statement."""

@@ -25,19 +25,19 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 
-from shared.model.approval import Approval
-from shared.model.document import StoredDocument
-from shared.model.event import Event
-from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
-from shared.model.json import Json
-from shared.model.session import Conversation, Session
-from shared.model.signal import Signal
-from shared.model.submission import Submission
-from shared.model.task import Task
-from shared.store import documents, lineage, rows
-from shared.store.database import Call, Database, Row, Statement
-from shared.store.lineage import LogPart
-from shared.store.tables import (
+from brainhands.shared.model.approval import Approval
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import documents, lineage, rows
+from brainhands.shared.store.database import Call, Database, Row, Statement
+from brainhands.shared.store.lineage import LogPart
+from brainhands.shared.store.tables import (
     approvals,
     conversations,
     events,

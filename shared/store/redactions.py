@@ -19,14 +19,14 @@ from typing import Any
 from sqlalchemy import ARRAY, Integer, Table, Update, Uuid, any_, bindparam, case, delete, func, null, select, update
 from sqlalchemy import literal_column as sql
 
-from shared.model.commit import Commit, Redaction
-from shared.model.event import GONE, REDACTED
-from shared.model.ids import SessionId, SignalId, TaskId
-from shared.model.signal import Signal
-from shared.model.task import Task
-from shared.store import rows
-from shared.store.database import Call, Row, Statement
-from shared.store.tables import (
+from brainhands.shared.model.commit import Commit, Redaction
+from brainhands.shared.model.event import GONE, REDACTED
+from brainhands.shared.model.ids import SessionId, SignalId, TaskId
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.task import Task
+from brainhands.shared.store import rows
+from brainhands.shared.store.database import Call, Row, Statement
+from brainhands.shared.store.tables import (
     approvals,
     attempts,
     conversations,
@@ -37,7 +37,7 @@ from shared.store.tables import (
     submissions,
     tasks,
 )
-from shared.store.view import SETTLED, View
+from brainhands.shared.store.view import SETTLED, View
 
 _SESSION: Any = bindparam("session_id")
 _IDS: Any = bindparam("ids", type_=ARRAY(Uuid))

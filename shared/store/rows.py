@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.model.approval import Answer, Approval, Question
-from shared.model.commit import InboxEntry
-from shared.model.document import StoredDocument
-from shared.model.event import Event
-from shared.model.json import canonical
-from shared.model.session import Conversation, Inbox, Session
-from shared.model.signal import Signal
-from shared.model.submission import Mode, Submission, SubmissionStatus
-from shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
-from shared.model.tool import ToolSpec
-from shared.store.database import Row
+from brainhands.shared.model.approval import Answer, Approval, Question
+from brainhands.shared.model.commit import InboxEntry
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.session import Conversation, Inbox, Session
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.submission import Mode, Submission, SubmissionStatus
+from brainhands.shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.store.database import Row
 
 
 def session(row: Row) -> Session:

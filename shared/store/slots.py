@@ -28,9 +28,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from shared.model.ids import TaskId
-from shared.store.database import Call, Statement
-from shared.store.tables import outbox, slots, tasks
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.store.database import Call, Statement
+from brainhands.shared.store.tables import outbox, slots, tasks
 
 TENANT_SLOT = "tenant:"
 """How the name of a tenant's slots begins; those of a tool have the name that its calls require, `tool:NAME`."""

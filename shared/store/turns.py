@@ -17,13 +17,13 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from shared.model.event import LOG_FORMAT
-from shared.model.ids import SessionId
-from shared.model.task import Priority
-from shared.store.database import Call, Row, Statement
-from shared.store.hints import offered
-from shared.store.slots import TENANT_SLOT
-from shared.store.tables import SCHEMA
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.task import Priority
+from brainhands.shared.store.database import Call, Row, Statement
+from brainhands.shared.store.hints import offered
+from brainhands.shared.store.slots import TENANT_SLOT
+from brainhands.shared.store.tables import SCHEMA
 
 SESSION_HINTS = 16
 """Hints of one session on their way at a time; commits of a session come one after the other all the same."""

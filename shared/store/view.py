@@ -24,17 +24,17 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 
-from shared.errors import UnknownSession
-from shared.model.approval import HUMAN, Approval
-from shared.model.commit import SubmissionUse
-from shared.model.document import StoredDocument
-from shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
-from shared.model.session import Conversation, Inbox, Session
-from shared.model.signal import Signal
-from shared.model.task import Attempt, Outcome, Status, Task
-from shared.store import documents, rows, slots
-from shared.store.database import Call, Result, Row, Statement, Transaction
-from shared.store.tables import (
+from brainhands.shared.errors import UnknownSession
+from brainhands.shared.model.approval import HUMAN, Approval
+from brainhands.shared.model.commit import SubmissionUse
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
+from brainhands.shared.model.session import Conversation, Inbox, Session
+from brainhands.shared.model.signal import Signal
+from brainhands.shared.model.task import Attempt, Outcome, Status, Task
+from brainhands.shared.store import documents, rows, slots
+from brainhands.shared.store.database import Call, Result, Row, Statement, Transaction
+from brainhands.shared.store.tables import (
     approvals,
     attempts,
     conversations,
@@ -47,7 +47,7 @@ from shared.store.tables import (
     tasks,
     waits,
 )
-from shared.store.workers import LOWEST_FORMAT, lowest_format
+from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 
 _IDS = bindparam("ids", type_=ARRAY(Uuid))
 

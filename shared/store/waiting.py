@@ -8,18 +8,18 @@ from datetime import UTC, datetime
 
 from sqlalchemy import ARRAY, Integer, any_, bindparam, literal_column, or_, select
 
-from shared.kernel import background, compat
-from shared.kernel.intake import GENERATION
-from shared.model.approval import Approval, Question
-from shared.model.json import canonical
-from shared.model.signal import OF_PEOPLE
-from shared.model.submission import Submission, SubmissionStatus
-from shared.model.task import Status, Task
-from shared.store import rows, workers
-from shared.store.database import Database, Row, Statement
-from shared.store.slots import TENANT_SLOT
-from shared.store.tables import approvals, outbox, tasks
-from shared.store.tables import workers as registered
+from brainhands.shared.kernel import background, compat
+from brainhands.shared.kernel.intake import GENERATION
+from brainhands.shared.model.approval import Approval, Question
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.signal import OF_PEOPLE
+from brainhands.shared.model.submission import Submission, SubmissionStatus
+from brainhands.shared.model.task import Status, Task
+from brainhands.shared.store import rows, workers
+from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.slots import TENANT_SLOT
+from brainhands.shared.store.tables import approvals, outbox, tasks
+from brainhands.shared.store.tables import workers as registered
 
 MOST_TASKS = 500
 """Open tasks of a session that are looked at, the oldest first."""

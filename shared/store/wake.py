@@ -24,11 +24,11 @@ from sqlalchemy import (
     union_all,
 )
 
-from shared.store import workers
-from shared.store.database import Database, Row, Statement
-from shared.store.due import NO_WORKER
-from shared.store.hints import OFFERED, offered
-from shared.store.tables import outbox, tasks
+from brainhands.shared.store import workers
+from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.due import NO_WORKER
+from brainhands.shared.store.hints import OFFERED, offered
+from brainhands.shared.store.tables import outbox, tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

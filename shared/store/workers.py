@@ -9,15 +9,15 @@ from dataclasses import asdict
 from sqlalchemy import Integer, and_, bindparam, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from shared.errors import SpecConflict
-from shared.model.event import LOG_FORMAT
-from shared.model.ids import WorkerId
-from shared.model.json import Json, canonical
-from shared.model.tool import ToolSpec
-from shared.model.worker import WorkerInfo
-from shared.store import rows
-from shared.store.database import Call, Database, Result, Row, Statement
-from shared.store.tables import catalogue, workers
+from brainhands.shared.errors import SpecConflict
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.model.ids import WorkerId
+from brainhands.shared.model.json import Json, canonical
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.store import rows
+from brainhands.shared.store.database import Call, Database, Result, Row, Statement
+from brainhands.shared.store.tables import catalogue, workers
 
 LIVE_SECONDS = 15
 """A worker not seen for so long is taken for dead: no hint is sent to its pool on its account."""

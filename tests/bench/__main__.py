@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shared.client import Client
-from shared.store.database import Database
+from brainhands.shared.client import Client
+from brainhands.shared.store.database import Database
 from tests.bench import floor, messages, turns
 from tests.bench.counts import CLIENT, PARTS, TurnCounts, count_turn, typical
 from tests.bench.history import long_session

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from uuid import UUID
 
-from shared.client import Client
+from brainhands.shared.client import Client
 from tests.bench.messages import Messages
 from tests.bench.turns import AGENT, finish_turn
 from tests.bench.wire import Counts, Tap

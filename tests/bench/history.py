@@ -12,19 +12,19 @@ from uuid import UUID
 
 import psycopg
 
-from shared.client import Client
-from shared.engine.draft import NOBODY, Draft
-from shared.kernel import chain
-from shared.model.commit import Commit, SubmissionEnd
-from shared.model.event import Event
-from shared.model.ids import SubmissionId, TaskId, new_submission_id, new_task_id
-from shared.model.json import canonical
-from shared.model.session import Session
-from shared.model.submission import Submission, SubmissionStatus
-from shared.model.task import Outcome, Task
-from shared.store import commits
-from shared.store.database import Database
-from shared.store.view import View
+from brainhands.shared.client import Client
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.kernel import chain
+from brainhands.shared.model.commit import Commit, SubmissionEnd
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.ids import SubmissionId, TaskId, new_submission_id, new_task_id
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.submission import Submission, SubmissionStatus
+from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.store import commits
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.view import View
 from tests.bench.turns import make_turn
 
 TURNS_A_COMMIT = 50

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import redis
 
-from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
+from brainhands.shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE
 
 WAIT_SECONDS = 10
 

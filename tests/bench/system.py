@@ -17,9 +17,9 @@ from typing import Any, LiteralString
 import psycopg
 import redis
 
-from shared.runtime.servers import start_servers
-from shared.runtime.settings import settings
-from shared.store import migrate
+from brainhands.shared.runtime.servers import start_servers
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import migrate
 from tests.instruments.fleet import Fleet
 from tests.instruments.processes import Children
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import redis
 
-from shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
+from brainhands.shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
 from tests.bench.messages import counting
 from tests.bench.wire import Counts, taps
 from tests.instruments.processes import child_environment

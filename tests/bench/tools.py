@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hands import tool
+from brainhands import tool
 
 
 @tool(replay="safe")

@@ -14,9 +14,9 @@ from threading import Barrier
 from typing import Any
 from uuid import UUID
 
-from shared.client import Client
-from shared.model.submission import Receipt
-from shared.model.task import Outcome
+from brainhands.shared.client import Client
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
 
 AGENT = "echo"
 TURN_SECONDS = 60

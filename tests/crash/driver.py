@@ -15,11 +15,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from shared.client import Client
-from shared.model.approval import AnswerName
-from shared.model.event import Event
-from shared.model.submission import Receipt
-from shared.model.task import Status, Task
+from brainhands.shared.client import Client
+from brainhands.shared.model.approval import AnswerName
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Status, Task
 from tests.instruments.fleet import wait_until
 
 PATIENCE_SECONDS = 90.0

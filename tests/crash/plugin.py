@@ -31,8 +31,8 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
-from shared.model.event import PAYLOADS
-from shared.store.database import Call, Database, Result
+from brainhands.shared.model.event import PAYLOADS
+from brainhands.shared.store.database import Call, Database, Result
 
 When = Literal["before", "after"]
 How = Literal["process", "worker", "stop"]
@@ -133,7 +133,7 @@ def install(role: str, folder: Folder) -> None:
     _replace(http.client.HTTPConnection, "request", crash.request)
     _replace(http.client.HTTPConnection, "getresponse", crash.getresponse)
     if role == "relay":
-        from outbox.publisher import Publisher
+        from brainhands.outbox.publisher import Publisher
 
         _replace(Publisher, "publish", crash.publish)
 

@@ -32,9 +32,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.task import Task
 from deploy.demo.mailbox import Switches
-from shared.model.submission import Submission
-from shared.model.task import Task
 from tests.crash.driver import Door
 from tests.crash.plugin import Plan, Point
 from tests.instruments.fleet import Fleet

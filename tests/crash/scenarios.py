@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.model.task import Outcome, Status
+from brainhands.shared.store import workers
 from deploy.demo.mailbox import Switches
 from deploy.demo.model_scripts import CUSTOMERS
-from shared.model.event import LOG_FORMAT
-from shared.model.task import Outcome, Status
-from shared.store import workers
 from tests.crash.driver import Door
 from tests.crash.plugin import How, Plan, Point, When
 from tests.crash.scenario import House, Run, Scenario, every_kill

@@ -20,9 +20,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from brainhands.shared.model.submission import Submission
+from brainhands.shared.store import health
 from deploy.demo import mailbox
-from shared.model.submission import Submission
-from shared.store import health
 from tests.crash.launch import FOLDER
 from tests.crash.plugin import Folder, Plan, Point
 from tests.crash.scenario import House, Run, Scenario
@@ -61,9 +61,9 @@ class Stage:
             **dict(house.settings),
         )
         self._builds = _next_release(folder / "next", fleet, house.next_release)
-        hands = (*CELERY[1:], "hands.app", "worker", "-Q", "hands.default", "-c", str(house.slots), *WORKER)
-        brain = (*CELERY[1:], "brain.app", "worker", "-Q", "brain.default", "-c", "2", *WORKER)
-        self._commands = {"relay": ("outbox.app",), "brain": brain, "hands": hands}
+        hands = (*CELERY[1:], "brainhands.hands.app", "worker", "-Q", "hands.default", "-c", str(house.slots), *WORKER)
+        brain = (*CELERY[1:], "brainhands.brain.app", "worker", "-Q", "brain.default", "-c", "2", *WORKER)
+        self._commands = {"relay": ("brainhands.outbox.app",), "brain": brain, "hands": hands}
         self._running = {role: self._start(role) for role in self._commands}
         fleet.wait_for_workers(START_SECONDS, relay=1, brain=1, hands=house.slots)
 
@@ -198,7 +198,7 @@ def _next_release(folder: Path, fleet: Fleet, roles: Sequence[str]) -> dict[str,
     if not roles:
         return {}
     newer = build(folder, RELEASE)
-    migrating = (sys.executable, "-m", "shared.cli.main", "migrate")
+    migrating = (sys.executable, "-m", "brainhands.shared.cli.main", "migrate")
     subprocess.run(migrating, cwd=newer, env=fleet.environment, stdout=subprocess.DEVNULL, check=True)
     return dict.fromkeys(roles, newer)
 

@@ -15,12 +15,12 @@ from uuid import UUID
 import psutil
 import pytest
 
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
 from deploy.demo import mailbox
 from deploy.demo.mailbox import Switches
 from deploy.demo.model_scripts import BODY, CUSTOMERS, SUBJECT
-from shared.model.event import Event
-from shared.model.submission import Receipt
-from shared.model.task import Outcome
 from tests.conftest import readable_folder
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until

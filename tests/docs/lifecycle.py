@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.kernel.moves import TASK_MOVES, Move
-from shared.model.task import Status
+from brainhands.shared.kernel.moves import TASK_MOVES, Move
+from brainhands.shared.model.task import Status
 
 
 def diagram() -> str:

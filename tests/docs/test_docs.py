@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 import pytest
 import typer
 
-from brain.loading import agents_in
-from brain.models.dialects import DIALECTS
-from hands import NotFound, ToolContext
-from hands.loading import tools_in
-from shared.cli.main import commands
-from shared.model.document import StoredDocument
-from shared.model.ids import new_session_id, new_task_id
-from shared.model.tool import Replay
-from shared.runtime.settings import settings_table
+from brainhands import NotFound, ToolContext
+from brainhands.brain.loading import agents_in
+from brainhands.brain.models.dialects import DIALECTS
+from brainhands.hands.loading import tools_in
+from brainhands.shared.cli.main import commands
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.ids import new_session_id, new_task_id
+from brainhands.shared.model.tool import Replay
+from brainhands.shared.runtime.settings import settings_table
 from tests.docs.lifecycle import diagram
 from tests.first_hour.pages import ROOT, blocks, write_blocks
 from tests.promises_plugin import promises

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from brainhands.shared.client import Client
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
 from deploy.demo.model_scripts import Call, Reply, Request
-from shared.client import Client
-from shared.model.task import Outcome
-from shared.runtime.settings import settings
 from tests.conftest import readable_folder
 from tests.first_hour.pages import PAGES, ROOT, blocks, write_blocks
 from tests.instruments.fleet import wait_until
@@ -182,7 +182,7 @@ def test_the_backend_of_the_example_runs_twice_and_gets_the_same_receipt_and_ans
     assert second == first
     assert newcomer.client.submission(receipt).request_id == "question-7"
     assert "Your order 43 arrives on Friday." in followed
-    assert str(ROOT) not in newcomer.shell("python -c 'import shared; print(shared.__file__)'")
+    assert str(ROOT) not in newcomer.shell("python -c 'import brainhands; print(brainhands.__file__)'")
 
 
 def test_an_agent_from_yaml_answers(newcomer: Newcomer) -> None:

@@ -12,19 +12,17 @@ from typing import Any, get_args
 
 import pytest
 
-from hands.policy import RULES, Rule
-from hands.tool import ReplayName
-from shared.model.approval import ANSWERS, AnswerName
-from shared.model.submission import Mode, ModeName
-from shared.model.task import Priority, PriorityName
-from shared.model.tool import Replay
+from brainhands.hands.policy import RULES, Rule
+from brainhands.hands.tool import ReplayName
+from brainhands.shared.model.approval import ANSWERS, AnswerName
+from brainhands.shared.model.submission import Mode, ModeName
+from brainhands.shared.model.task import Priority, PriorityName
+from brainhands.shared.model.tool import Replay
 from tests.first_hour.pages import ROOT, write_blocks
 
 SAMPLE = ROOT / "tests" / "sample"
 WRONG = """\
-from brain import Agent
-from hands import ToolContext, tool
-from shared.client import Client
+from brainhands import Agent, Client, ToolContext, tool
 from uuid import UUID
 
 Agent(name="desk", version=1)  # wrong
@@ -86,7 +84,12 @@ def mypy(folder: Path, files: list[Path]) -> list[str]:
 
 def pyright(folder: Path, files: list[Path]) -> list[str]:
     """The same for basedpyright in pyright's own default mode, `standard`."""
-    options = {"typeCheckingMode": "standard", "include": [str(file) for file in files], "pythonVersion": "3.11"}
+    options = {
+        "typeCheckingMode": "standard",
+        "include": [str(file) for file in files],
+        "extraPaths": [str(ROOT)],
+        "pythonVersion": "3.11",
+    }
     (folder / "pyrightconfig.json").write_text(json.dumps(options))
     done = subprocess.run(
         [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"],

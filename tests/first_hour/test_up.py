@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shared.runtime.settings import settings
+from brainhands.shared.runtime.settings import settings
 from tests.conftest import readable_folder
 from tests.instruments.fleet import wait_until
 from tests.instruments.processes import Child, Children, child_environment
 from tests.integration.test_flower import Page, answers, free_port
 from tests.integration.test_worker_processes import objects
 
-AGENT = 'from brain import Agent\n\ndesk = Agent(name="desk", version=1, instructions="Answer.", tools=["date"])\n'
-TOOL = 'from hands import tool\n\n\n@tool\ndef date(order: int) -> str:\n    return "Friday"\n'
+AGENT = 'from brainhands import Agent\n\ndesk = Agent(name="desk", version=1, instructions="Answer.", tools=["date"])\n'
+TOOL = 'from brainhands import tool\n\n\n@tool\ndef date(order: int) -> str:\n    return "Friday"\n'
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_as_json_every_line_of_up_and_its_parts_is_an_object_of_who_wrote_it(hom
 def start_up(children: Children, home: Path, folder: Path, *options: str, **environment: str) -> Child:
     places = {"BRAINHANDS_HOME": str(home / "home"), "BRAINHANDS_SERVERS": settings().servers}
     return children.start(
-        *(sys.executable, "-m", "shared.cli.main", "up", *options),
+        *(sys.executable, "-m", "brainhands.shared.cli.main", "up", *options),
         *("--agents", "shop_agents", "--tools", "shop_tools"),
         environment=child_environment(**places, **environment),
         folder=folder,

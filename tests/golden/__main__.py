@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from brainhands.shared.runtime.servers import postgres_binaries, start_postgres
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import migrate
 from deploy.demo import model_server
-from shared.runtime.servers import postgres_binaries, start_postgres
-from shared.runtime.settings import settings
-from shared.store import migrate
 from tests.golden import events, tasks
 
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from brain import Agent
-from hands import Ask, Done, Flow, NotFound, Retry, Sleep, ToolContext, Unknown, Wait, WaitSignal, phase, tool
+from brainhands import (
+    Agent,
+    Ask,
+    Done,
+    Flow,
+    NotFound,
+    Retry,
+    Sleep,
+    ToolContext,
+    Unknown,
+    Wait,
+    WaitSignal,
+    phase,
+    tool,
+)
 from tests.store.stage import Gone
 
 YEARS = 10 * 365 * 86_400.0

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from shared.model.event import PAYLOADS, Payload
-from shared.model.json import digest
+from brainhands.shared.model.event import PAYLOADS, Payload
+from brainhands.shared.model.json import digest
 
 FOLDER = Path(__file__).parent / "stored_events"
 PLAIN: dict[Any, Any] = {

@@ -14,21 +14,21 @@ from uuid import UUID
 import psycopg
 from sqlalchemy import JSON, Column
 
-from brain.background import response_cancel_kind
-from brain.generation import generation_kind, intake_kind
-from brain.models import chat
-from brain.subagent import agent_kind, agent_specs
-from hands.calls import tool_kind
-from hands.flows import flow_kind
-from shared.engine.definition import Kind, registry
-from shared.engine.worker import Worker
-from shared.model.approval import Question
-from shared.model.ids import SessionId, SubmissionId, new_worker_id
-from shared.model.submission import Receipt, Submission
-from shared.model.task import Status
-from shared.model.worker import Offer, WorkerInfo
-from shared.store import workers
-from shared.store.tables import SCHEMA, metadata
+from brainhands.brain.background import response_cancel_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.brain.models import chat
+from brainhands.brain.subagent import agent_kind, agent_specs
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import flow_kind
+from brainhands.shared.engine.definition import Kind, registry
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.model.approval import Question
+from brainhands.shared.model.ids import SessionId, SubmissionId, new_worker_id
+from brainhands.shared.model.submission import Receipt, Submission
+from brainhands.shared.model.task import Status
+from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.store import workers
+from brainhands.shared.store.tables import SCHEMA, metadata
 from tests.golden.cast import TOOLS, GoldenSteps, careful, golden, helper, moods, patient
 from tests.store.stage import NO_REDIS, Gone, Stage, stage_of
 
@@ -261,7 +261,7 @@ class Theatre:
             if "no model" in moods:
                 patches.enter_context(patch.object(chat, "send", die))
             if "flow dies" in moods:
-                patches.enter_context(patch("hands.flows.run_phase", die))
+                patches.enter_context(patch("brainhands.hands.flows.run_phase", die))
             yield
 
 

@@ -10,10 +10,18 @@ from uuid import UUID
 
 import pytest
 
-from shared.kernel import chain, verify
-from shared.model.event import LOG_FORMAT, PAYLOADS, UPCASTS, Payload, UnknownPayload, UserMessage, read_payload
-from shared.model.ids import SessionId
-from shared.model.session import Session
+from brainhands.shared.kernel import chain, verify
+from brainhands.shared.model.event import (
+    LOG_FORMAT,
+    PAYLOADS,
+    UPCASTS,
+    Payload,
+    UnknownPayload,
+    UserMessage,
+    read_payload,
+)
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.session import Session
 from tests.golden import events
 
 FILES = sorted(events.FOLDER.glob("*.json"))

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from brain.generation import generation_kind, intake_kind
-from brain.subagent import agent_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.brain.subagent import agent_kind
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import flow_kind
+from brainhands.shared.engine.definition import Kind
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
-from hands.calls import tool_kind
-from hands.flows import flow_kind
-from shared.engine.definition import Kind
-from shared.model.task import Outcome
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import settings
 from tests.conftest import migrated, new_database
 from tests.golden import tasks
 from tests.golden.cast import GoldenSteps, golden_plain, helper

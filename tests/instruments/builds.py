@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.model.event import LOG_FORMAT
-from shared.store import migrate
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.store import migrate
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("brain", "hands", "outbox", "shared", "deploy", "tests/sample", "tests/crash", "tests/instruments")
+PACKAGES = ("deploy", "tests/sample", "tests/crash", "tests/instruments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,21 @@ WRITE_REMARK = f"""
     request = ModelRequest(
 """
 RELEASE = (
-    Edit("shared/store/migrations/versions/9000_next.py", None, MIGRATION),
-    Edit("shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
-    Edit("shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
-    Edit("brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),
-    Edit("brain/generation.py", "\n    request = ModelRequest(\n", WRITE_REMARK),
+    Edit("brainhands/shared/store/migrations/versions/9000_next.py", None, MIGRATION),
+    Edit("brainhands/shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
+    Edit("brainhands/shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
+    Edit("brainhands/brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),
+    Edit("brainhands/brain/generation.py", "\n    request = ModelRequest(\n", WRITE_REMARK),
 )
 """What the next release changes: a migration, and an event of a new log format once every worker can read it."""
 
 
 def build(folder: Path, edits: Sequence[Edit]) -> Path:
     """Make the build; a part started in its folder (`Fleet.folder`) runs its code."""
+    without_caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / ".house", folder, ignore=without_caches, dirs_exist_ok=True)
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package, ignore=without_caches)
     shutil.copy(ROOT / "tests/__init__.py", folder / "tests")
     for edit in edits:
         file = folder / edit.file

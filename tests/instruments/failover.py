@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from shared.runtime.servers import Postgres
-from shared.store.database import Connection
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.store.database import Connection
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from brainhands.shared.client import Client
+from brainhands.shared.model.submission import Receipt, Submission
+from brainhands.shared.store import workers
+from brainhands.shared.store.database import Database
 from deploy.demo import model_server
 from deploy.demo.web import ThreadedServer
-from shared.client import Client
-from shared.model.submission import Receipt, Submission
-from shared.store import workers
-from shared.store.database import Database
 from tests.instruments.processes import Child, Children, child_environment
 
 CELERY = ("-m", "celery", "-A")
@@ -55,16 +55,16 @@ class Fleet:
 
     def relay(self, **environment: str) -> Child:
         """Start a relay."""
-        return self._start("relay", "-m", "outbox.app", environment=environment)
+        return self._start("relay", "-m", "brainhands.outbox.app", environment=environment)
 
     def brain(self, *, slots: int = 4, queue: str = "brain.default", **environment: str) -> Child:
         """Start a Brain worker."""
-        command = (*CELERY, "brain.app", "worker", "-Q", queue, "-c", str(slots), *WORKER)
+        command = (*CELERY, "brainhands.brain.app", "worker", "-Q", queue, "-c", str(slots), *WORKER)
         return self._start("brain", *command, "-n", self._name("brain"), environment=environment)
 
     def hands(self, *, slots: int = 1, queue: str = "hands.default", **environment: str) -> Child:
         """Start a Hands worker."""
-        command = (*CELERY, "hands.app", "worker", "-Q", queue, "-c", str(slots), *WORKER)
+        command = (*CELERY, "brainhands.hands.app", "worker", "-Q", queue, "-c", str(slots), *WORKER)
         return self._start("hands", *command, "-n", self._name("hands"), environment=environment)
 
     def everything(self) -> None:

@@ -20,10 +20,10 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from shared.kernel import chain
-from shared.kernel.delta import MOST_DELTAS, replay
-from shared.model.event import GONE, Event
-from shared.store import connections
+from brainhands.shared.kernel import chain
+from brainhands.shared.kernel.delta import MOST_DELTAS, replay
+from brainhands.shared.model.event import GONE, Event
+from brainhands.shared.store import connections
 
 Row = dict[str, Any]
 

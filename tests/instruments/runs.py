@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from shared.model.submission import Receipt
-from shared.model.task import Outcome
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import Proxy

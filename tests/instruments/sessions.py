@@ -14,11 +14,11 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
-from shared.model.event import Event
-from shared.model.submission import Receipt, Submission, SubmissionStatus
-from shared.model.task import Task
-from shared.runtime.servers import Postgres, Redis
-from shared.runtime.settings import libpq_url
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.submission import Receipt, Submission, SubmissionStatus
+from brainhands.shared.model.task import Task
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.runtime.settings import libpq_url
 from tests.conftest import migrated, new_database
 from tests.instruments.fleet import Fleet, fleet_of, wait_until
 

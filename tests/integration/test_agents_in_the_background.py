@@ -12,23 +12,24 @@ from uuid import uuid4
 
 import pytest
 
-from brain import Agent, background
-from brain.background import response_cancel_kind
-from brain.generation import generation_kind, intake_kind
-from brain.subagent import agent_kind, agent_specs
+from brainhands import Agent
+from brainhands.brain import background
+from brainhands.brain.background import response_cancel_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.brain.subagent import agent_kind, agent_specs
+from brainhands.shared.engine.definition import Registry, registry
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.errors import StillNeeded
+from brainhands.shared.kernel.background import RESPONSE_CANCEL
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.submission import CancelState, Receipt
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import health, workers
 from deploy.demo import model_server
-from shared.engine.definition import Registry, registry
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.errors import StillNeeded
-from shared.kernel.background import RESPONSE_CANCEL
-from shared.model.ids import TaskId
-from shared.model.submission import CancelState, Receipt
-from shared.model.task import Outcome, Status, Task
-from shared.model.worker import Offer
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import settings
-from shared.store import health, workers
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import check
 from tests.integration.test_background import ECHO, BrainStage, made_for

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from brain.answers import ALONE
-from shared.model.task import Outcome
-from shared.runtime.servers import Postgres, Redis
+from brainhands.brain.answers import ALONE
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet
 from tests.instruments.sessions import fleet_for_many

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from shared.errors import BadInput, UnknownApproval
-from shared.model.approval import Answer, Approval, Question
-from shared.model.ids import new_approval_id
-from shared.model.submission import Receipt
-from shared.model.task import Outcome, Status
-from shared.runtime.servers import Postgres, Redis
-from shared.store import health
+from brainhands.shared.errors import BadInput, UnknownApproval
+from brainhands.shared.model.approval import Answer, Approval, Question
+from brainhands.shared.model.ids import new_approval_id
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome, Status
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.store import health
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.sessions import fleet_for_many
@@ -196,7 +196,7 @@ def test_other_arguments_that_do_are_the_answer_and_run_and_the_model_is_told_of
 def approve(fleet: Fleet, asked: Approval, arguments: str) -> subprocess.CompletedProcess[str]:
     """`brainhands approve` with other arguments."""
     return subprocess.run(
-        [sys.executable, "-m", "shared.cli.main", "approve", str(asked.id), "--arguments", arguments],
+        [sys.executable, "-m", "brainhands.shared.cli.main", "approve", str(asked.id), "--arguments", arguments],
         env=fleet.environment,
         capture_output=True,
         text=True,

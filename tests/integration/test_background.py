@@ -15,23 +15,24 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from brain import Agent, background
-from brain.background import response_cancel_kind
-from brain.generation import generation_kind, intake_kind
-from brain.models import responses
+from brainhands import Agent
+from brainhands.brain import background
+from brainhands.brain.background import response_cancel_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.brain.models import responses
+from brainhands.shared.cli import timeline
+from brainhands.shared.client import Client
+from brainhands.shared.engine.definition import Registry, registry
+from brainhands.shared.kernel.background import RESPONSE_CANCEL
+from brainhands.shared.model.submission import CancelState, Receipt, Submission
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import workers
 from deploy.demo import model_server
 from deploy.demo.model_scripts import Reply, Request
-from shared.cli import timeline
-from shared.client import Client
-from shared.engine.definition import Registry, registry
-from shared.kernel.background import RESPONSE_CANCEL
-from shared.model.submission import CancelState, Receipt, Submission
-from shared.model.task import Outcome, Status, Task
-from shared.model.tool import ToolSpec
-from shared.model.worker import Offer
-from shared.runtime.servers import Postgres, Redis
-from shared.runtime.settings import settings
-from shared.store import workers
 from tests.conftest import migrated, new_database
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.invariants import check

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.client import Client
-from shared.errors import BadInput, UnknownTask
-from shared.model.ids import new_task_id
-from shared.model.submission import CancelState, Receipt, SubmissionStatus
-from shared.model.task import Outcome, Status, Task
-from shared.runtime.servers import Postgres, Redis
+from brainhands.shared.client import Client
+from brainhands.shared.errors import BadInput, UnknownTask
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.submission import CancelState, Receipt, SubmissionStatus
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many
 

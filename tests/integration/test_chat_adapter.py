@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from brain.models.chat import send
-from brain.models.line import Endpoint
-from brain.models.provider import estimated_usage
-from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
-from brain.models.timeouts import Timeouts
+from brainhands.brain.models.chat import send
+from brainhands.brain.models.line import Endpoint
+from brainhands.brain.models.provider import estimated_usage
+from brainhands.brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.model.event import Usage
 from deploy.demo.model_server import start
-from shared.model.event import Usage
 from tests.instruments.certificates import make_certificate
 
 KEY = "key-of-a-test"

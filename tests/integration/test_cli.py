@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
-from shared.runtime.settings import settings
 from tests.conftest import readable_folder
 from tests.instruments.processes import Child, Children, child_environment
 
 ROOT = Path(__file__).parents[2]
-BRAINHANDS = (sys.executable, "-m", "shared.cli.main")
+BRAINHANDS = (sys.executable, "-m", "brainhands.shared.cli.main")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +323,7 @@ def flower(system: System, path: str, *, password: str, method: str = "GET") -> 
 def test_a_part_that_dies_is_started_again_and_a_stop_leaves_no_process() -> None:
     with running_system() as system:
         everything = system.processes()
-        for name, module in (("relay", "outbox.app"), ("hands", "hands.app")):
+        for name, module in (("relay", "brainhands.outbox.app"), ("hands", "brainhands.hands.app")):
             parts = psutil.Process(system.up.pid).children()
             next(part for part in parts if module in part.cmdline()).kill()
             system.up.wait_for_line(f"{name} was killed by SIGKILL")

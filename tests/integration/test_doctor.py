@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import Connection, create_engine, insert
 from sqlalchemy.engine import make_url
 
-from shared.cli import doctor, main
-from shared.model.ids import new_uuid
-from shared.store import health
-from shared.store.database import Database
-from shared.store.tables import attempts, conversations, outbox, sessions, tasks, waits, workers
+from brainhands.shared.cli import doctor, main
+from brainhands.shared.model.ids import new_uuid
+from brainhands.shared.store import health
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.tables import attempts, conversations, outbox, sessions, tasks, waits, workers
 
 LONG = timedelta(seconds=health.LATE_SECONDS + 30)
 BRIEF = timedelta(seconds=health.LATE_SECONDS - 20)

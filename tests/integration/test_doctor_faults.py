@@ -14,12 +14,12 @@ import pytest
 import redis
 from celery import Celery
 
-from shared.bus import census
-from shared.cli import main
-from shared.cli.doctor import examine
-from shared.runtime.servers import Postgres, Redis, redis_binary, start_redis
-from shared.runtime.settings import settings
-from shared.store import workers
+from brainhands.shared.bus import census
+from brainhands.shared.cli import main
+from brainhands.shared.cli.doctor import examine
+from brainhands.shared.runtime.servers import Postgres, Redis, redis_binary, start_redis
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import workers
 from tests.conftest import readable_folder
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many, query

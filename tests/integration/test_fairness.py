@@ -8,11 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox.relay import WINDOW_A_SLOT
-from shared.client import Client
-from shared.model.submission import Receipt
-from shared.runtime.servers import Postgres, Redis
-from shared.runtime.settings import libpq_url
+from brainhands.outbox.relay import WINDOW_A_SLOT
+from brainhands.shared.client import Client
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.runtime.settings import libpq_url
 from tests.bench.messages import counting
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shared.model.submission import Receipt
+from brainhands.shared.model.submission import Receipt
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 
 
@@ -73,10 +73,12 @@ def flower(fleet: Fleet, home: Path) -> Page:
     """Flower as the command line starts it, next to a whole fleet."""
     fleet.environment["BRAINHANDS_HOME"] = str(home)
     port = free_port()
-    flower = fleet._start("flower", "-m", "shared.cli.main", "flower", "--port", str(port), environment={})
+    flower = fleet._start("flower", "-m", "brainhands.shared.cli.main", "flower", "--port", str(port), environment={})
     fleet.relay()
     for role in ("brain", "hands"):  # as in README, which gives them no names
-        fleet._start(role, *CELERY, f"{role}.app", "worker", "-Q", f"{role}.default", "-c", "1", environment={})
+        fleet._start(
+            role, *CELERY, f"brainhands.{role}.app", "worker", "-Q", f"{role}.default", "-c", "1", environment={}
+        )
     fleet.wait_for_workers(relay=1, brain=1, hands=1)
     wait_until(lambda: answers(port), 60, f"Flower's answer; it wrote {flower.output[-2000:]}")
     return Page(port, (home / "flower-password").read_text())

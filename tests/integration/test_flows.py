@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from shared.bus.celery_app import celery_app
-from shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
-from shared.model.submission import CancelState, Receipt
-from shared.model.task import Outcome, Status
-from shared.runtime.servers import Postgres, Redis
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
+from brainhands.shared.model.submission import CancelState, Receipt
+from brainhands.shared.model.task import Outcome, Status
+from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import (
     events_of,

@@ -13,16 +13,16 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from outbox.publisher import Publisher
-from outbox.relay import Relay
-from shared.bus.bell import RelayBell
-from shared.cli.main import commands
-from shared.model.approval import Answer
-from shared.model.ids import SessionId
-from shared.model.submission import Receipt
-from shared.model.task import Outcome
-from shared.runtime.servers import Postgres, Redis
-from shared.store.database import Database
+from brainhands.outbox.publisher import Publisher
+from brainhands.outbox.relay import Relay
+from brainhands.shared.bus.bell import RelayBell
+from brainhands.shared.cli.main import commands
+from brainhands.shared.model.approval import Answer
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.store.database import Database
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child

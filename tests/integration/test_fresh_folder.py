@@ -15,7 +15,7 @@ from deploy.demo.model_scripts import Call, Reply, Request
 from tests.instruments.processes import Children, child_environment
 
 ROOT = Path(__file__).parents[2]
-BRAINHANDS = (sys.executable, "-m", "shared.cli.main")
+BRAINHANDS = (sys.executable, "-m", "brainhands.shared.cli.main")
 
 AGENT = """\
 name: desk
@@ -27,7 +27,7 @@ tools:
   - delivery_day
 """
 TOOL = '''\
-from hands import tool
+from brainhands import tool
 
 
 @tool(replay="safe")

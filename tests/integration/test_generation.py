@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from shared.model.submission import Receipt
-from shared.model.task import Outcome, Status, Task
-from shared.runtime.servers import Postgres, Redis
-from shared.store import workers
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.store import workers
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import (
     events_of,

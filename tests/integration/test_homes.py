@@ -9,9 +9,9 @@ import psycopg
 import pytest
 import redis
 
-from shared.errors import BrainhandsError, SettingsError
-from shared.runtime.servers import start_servers
-from shared.runtime.settings import addresses, settings
+from brainhands.shared.errors import BrainhandsError, SettingsError
+from brainhands.shared.runtime.servers import start_servers
+from brainhands.shared.runtime.settings import addresses, settings
 from tests.conftest import readable_folder
 
 NAMES = ["with space", "it's", 'say "home"', "$HOME; `id` \\ %s # 1", "schön 漢字", "-x"]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brain.models import chat, line, provider, responses
-from brain.models.line import Endpoint
-from brain.models.provider import MOST_CHARACTERS, estimated_usage
-from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
-from brain.models.timeouts import Timeouts
-from shared.model.event import Usage
-from shared.model.json import clean_text
+from brainhands.brain.models import chat, line, provider, responses
+from brainhands.brain.models.line import Endpoint
+from brainhands.brain.models.provider import MOST_CHARACTERS, estimated_usage
+from brainhands.brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.json import clean_text
 from tests.instruments.provider import (
     COUNTED,
     DEEP,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.client import Client
+from brainhands.shared.client import Client
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet
 from tests.instruments.sessions import query, served_before

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from brain.models import chat, line, responses
-from brain.models.line import Endpoint
-from brain.models.reply import Interrupted, ProviderError
-from brain.models.timeouts import Timeouts
+from brainhands.brain.models import chat, line, responses
+from brainhands.brain.models.line import Endpoint
+from brainhands.brain.models.reply import Interrupted, ProviderError
+from brainhands.brain.models.timeouts import Timeouts
 from tests.instruments.provider import saying
 
 HEADERS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

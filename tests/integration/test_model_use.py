@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model.task import Outcome
+from brainhands.shared.model.task import Outcome
 from tests.instruments.fleet import Fleet
 
 

@@ -13,11 +13,11 @@ from uuid import UUID
 import pytest
 from typer.main import get_command
 
-from shared.cli import main
-from shared.kernel.verify import head_of
-from shared.model.approval import Approval
-from shared.model.submission import Receipt
-from shared.runtime.servers import Postgres, Redis
+from brainhands.shared.cli import main
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.approval import Approval
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import events_of, fleet_for_many, task_of
 

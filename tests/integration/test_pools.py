@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model.submission import SubmissionStatus
+from brainhands.shared.model.submission import SubmissionStatus
 from tests.instruments.fleet import Fleet, wait_until
 
 

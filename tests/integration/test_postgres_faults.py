@@ -12,9 +12,9 @@ import pytest
 from psycopg import sql
 from sqlalchemy import text
 
-from shared.runtime.servers import Postgres
-from shared.store.database import TRANSIENT, Database, Statement
-from shared.store.view import CLOCK
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.store.database import TRANSIENT, Database, Statement
+from brainhands.shared.store.view import CLOCK
 from tests.instruments.failover import failed_over
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import LOOPBACK, Proxy

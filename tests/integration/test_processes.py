@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from outbox.publisher import Publisher
-from shared.model.submission import Receipt
-from shared.model.task import Outcome
-from shared.store import health
+from brainhands.outbox.publisher import Publisher
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.store import health
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
@@ -198,7 +198,7 @@ def plain_celery(fleet: Fleet, _role: str) -> Child:
 
 
 def command_line(fleet: Fleet, role: str) -> Child:
-    return fleet._start(role, "-m", "shared.cli.main", role, environment={})
+    return fleet._start(role, "-m", "brainhands.shared.cli.main", role, environment={})
 
 
 @pytest.mark.slow
@@ -370,8 +370,8 @@ def test_a_hands_process_stopped_beyond_its_lease_never_acts_again(fleet: Fleet,
 
 HELD_TOO_LATE = """
 import time, uuid
-from shared.engine.keeper import Keeper
-from shared.model.worker import WorkerInfo
+from brainhands.shared.engine.keeper import Keeper
+from brainhands.shared.model.worker import WorkerInfo
 
 worker = WorkerInfo(id=uuid.uuid4(), role="hands", pool="hands.default", host="here", pid=1, parent_pid=1, slots=1,
                     environment="", offers=())
@@ -518,7 +518,7 @@ def test_a_busy_healthy_system_has_no_finding(fleet: Fleet) -> None:
         looks += 1
     assert looks > 10
     told = subprocess.run(
-        [sys.executable, "-m", "shared.cli.main", "doctor", "--json"],
+        [sys.executable, "-m", "brainhands.shared.cli.main", "doctor", "--json"],
         env=fleet.environment,
         capture_output=True,
         text=True,

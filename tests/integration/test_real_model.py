@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from brain.models.chat import send
-from brain.models.line import Endpoint
-from brain.models.reply import ProviderError, Reply
-from brain.models.timeouts import Timeouts
-from shared.model.task import Outcome
+from brainhands.brain.models.chat import send
+from brainhands.brain.models.line import Endpoint
+from brainhands.brain.models.reply import ProviderError, Reply
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.model.task import Outcome
 from tests.conftest import readable_folder
 from tests.instruments import invariants, llama
 from tests.instruments.fleet import Fleet

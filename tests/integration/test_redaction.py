@@ -10,15 +10,15 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
-from shared.cli.main import commands
-from shared.engine.redacting import telling_texts
-from shared.errors import ErasedSession, StillNeeded
-from shared.kernel.verify import head_of
-from shared.model import wire
-from shared.model.event import RedactedPayload, read_payload
-from shared.model.submission import CancelState, Receipt
-from shared.runtime.servers import Postgres, Redis
-from shared.store import places as find_places
+from brainhands.shared.cli.main import commands
+from brainhands.shared.engine.redacting import telling_texts
+from brainhands.shared.errors import ErasedSession, StillNeeded
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model import wire
+from brainhands.shared.model.event import RedactedPayload, read_payload
+from brainhands.shared.model.submission import CancelState, Receipt
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.store import places as find_places
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import events_of, fleet_for_many, query, wait_for_task

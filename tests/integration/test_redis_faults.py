@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from shared.client import Client
-from shared.runtime.servers import Redis
+from brainhands.shared.client import Client
+from brainhands.shared.runtime.servers import Redis
 from tests.instruments.fleet import Fleet
 from tests.instruments.processes import Child
 from tests.instruments.proxy import LOOPBACK, Proxy

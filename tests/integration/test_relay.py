@@ -17,19 +17,19 @@ import psycopg
 import pytest
 import redis
 
-from outbox.publisher import BROKER_AWAY, Publisher
-from outbox.relay import WINDOW_A_SLOT, Relay
-from outbox.sweep import Sweep
-from shared.bus.bell import Bell, RelayBell
-from shared.bus.celery_app import celery_app
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.model.ids import new_session_id
-from shared.model.submission import Receipt
-from shared.runtime.servers import Redis
-from shared.store import health
-from shared.store.database import Database, Row
-from shared.store.due import Due
+from brainhands.outbox.publisher import BROKER_AWAY, Publisher
+from brainhands.outbox.relay import WINDOW_A_SLOT, Relay
+from brainhands.outbox.sweep import Sweep
+from brainhands.shared.bus.bell import Bell, RelayBell
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.model.ids import new_session_id
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.servers import Redis
+from brainhands.shared.store import health
+from brainhands.shared.store.database import Database, Row
+from brainhands.shared.store.due import Due
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import LOOPBACK, Proxy

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from brain.models import line, responses
-from brain.models.line import Endpoint
-from brain.models.reply import Interrupted, ProviderError
-from brain.models.timeouts import Timeouts
+from brainhands.brain.models import line, responses
+from brainhands.brain.models.line import Endpoint
+from brainhands.brain.models.reply import Interrupted, ProviderError
+from brainhands.brain.models.timeouts import Timeouts
 from deploy.demo.model_server import start
 from tests.instruments.responses import background_responses
 from tests.integration.test_chat_adapter import ByteServer

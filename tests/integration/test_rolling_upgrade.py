@@ -15,9 +15,9 @@ from uuid import UUID
 
 import pytest
 
-from shared.model.submission import Receipt
-from shared.model.task import Outcome, Status, Task
-from shared.store import migrate
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.store import migrate
 from tests.instruments import invariants
 from tests.instruments.builds import NEXT_FORMAT, RELEASE, ROOT, Edit, build
 from tests.instruments.fleet import Fleet, wait_until
@@ -45,7 +45,7 @@ def old(fleet: Fleet) -> Fleet:
 def brainhands(fleet: Fleet, folder: Path, *arguments: str, status: int = 0) -> str:
     """What a command of a build prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "shared.cli.main", *arguments],
+        [sys.executable, "-m", "brainhands.shared.cli.main", *arguments],
         env={**fleet.environment, "COLUMNS": "120"},
         cwd=folder,
         capture_output=True,

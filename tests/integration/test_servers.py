@@ -19,9 +19,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shared.errors import BrainhandsError, ServerUnavailable
-from shared.runtime import servers
-from shared.runtime.servers import (
+from brainhands.shared.errors import BrainhandsError, ServerUnavailable
+from brainhands.shared.runtime import servers
+from brainhands.shared.runtime.servers import (
     Account,
     Postgres,
     postgres_account,
@@ -31,13 +31,13 @@ from shared.runtime.servers import (
     start_redis,
     start_servers,
 )
-from shared.runtime.settings import ServerChoice, addresses, servers_file
+from brainhands.shared.runtime.settings import ServerChoice, addresses, servers_file
 from tests.conftest import readable_folder
 
 STARTER = """
 import sys
 from pathlib import Path
-from shared.runtime.servers import start_servers
+from brainhands.shared.runtime.servers import start_servers
 running = start_servers(Path(sys.argv[1]), "wheel")
 print("running", flush=True)
 sys.stdin.read()

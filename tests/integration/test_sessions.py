@@ -12,17 +12,17 @@ from uuid import uuid4
 
 import pytest
 
-from shared.model.event import Event, UnknownPayload, read_payload
-from shared.model.submission import Receipt, SubmissionStatus
-from shared.model.task import Outcome, Status
-from shared.runtime.servers import Postgres, Redis
+from brainhands.shared.model.event import Event, UnknownPayload, read_payload
+from brainhands.shared.model.submission import Receipt, SubmissionStatus
+from brainhands.shared.model.task import Outcome, Status
+from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.sessions import events_of, fleet_for_many, open_gate, query
 
 WAIT_ELSEWHERE = """
 import sys
-from shared.client import Client
+from brainhands.shared.client import Client
 
 database_url, redis_url, submission = sys.argv[1:]
 print(Client(database_url, redis_url).wait(submission, timeout=60).output)

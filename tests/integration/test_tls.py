@@ -16,14 +16,14 @@ import redis
 from flower.utils.broker import Broker
 from kombu import pools
 
-from outbox.publisher import Publisher
-from shared.bus import census, transport
-from shared.bus import health as redis_health
-from shared.bus.bell import Bell, RelayBell, SessionBell
-from shared.bus.celery_app import celery_app
-from shared.errors import ServerUnavailable
-from shared.model.ids import new_session_id
-from shared.runtime.address import redis_address, shown
+from brainhands.outbox.publisher import Publisher
+from brainhands.shared.bus import census, transport
+from brainhands.shared.bus import health as redis_health
+from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.model.ids import new_session_id
+from brainhands.shared.runtime.address import redis_address, shown
 from tests.instruments.certificates import Certificate, make_certificate
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
@@ -154,7 +154,7 @@ PARTS: dict[str, Callable[[str], object]] = {
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a certificate is changed once the part runs: nothing but its connections refuses it."""
-    monkeypatch.setattr("shared.bus.celery_app.require_trust", lambda _: None)
+    monkeypatch.setattr("brainhands.shared.bus.celery_app.require_trust", lambda _: None)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -292,7 +292,7 @@ def start(fleet: Fleet, command: str, *options: str) -> Child:
     if command.startswith("celery "):
         return fleet.brain() if command.endswith("brain") else fleet.hands()
     environment = {"BRAINHANDS_HOME": str(home_of(fleet))}
-    return fleet._start(command, "-m", "shared.cli.main", command, *options, environment=environment)
+    return fleet._start(command, "-m", "brainhands.shared.cli.main", command, *options, environment=environment)
 
 
 def home_of(fleet: Fleet) -> Path:

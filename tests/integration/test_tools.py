@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from shared.bus.celery_app import celery_app
-from shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
-from shared.model.submission import Receipt
-from shared.model.task import Outcome, Status
-from shared.runtime.servers import Postgres, Redis
-from shared.store.attempts import PROGRESS_LIMIT
+from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome, Status
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.store.attempts import PROGRESS_LIMIT
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import (
     events_of,

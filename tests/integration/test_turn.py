@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.model.submission import SubmissionStatus
-from shared.model.task import Outcome
+from brainhands.shared.model.submission import SubmissionStatus
+from brainhands.shared.model.task import Outcome
 from tests.instruments.fleet import Fleet
 
 

@@ -8,12 +8,12 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from shared.cli.main import commands
-from shared.client import Client
-from shared.errors import BadInput
-from shared.kernel.verify import head_of
-from shared.model.submission import Receipt
-from shared.runtime.settings import libpq_url
+from brainhands.shared.cli.main import commands
+from brainhands.shared.client import Client
+from brainhands.shared.errors import BadInput
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.settings import libpq_url
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared.model.task import Outcome
+from brainhands.shared.model.task import Outcome
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.integration.test_flower import Page, answers, free_port
@@ -22,12 +22,12 @@ BROKEN_MODULES = {
     "raises": "import os\n\nlimit = 1 / 0\n",
     "exits": "import sys\n\nsys.exit(3)\n",
     "needs": "import no_such_library\n",
-    "mistyped": "from hands import tool\n\ndef f(:\n",
-    "defines": "from hands import tool\n\n@tool(timeout=-1)\ndef f(x: str) -> str:\n    return x\n",
-    "unready": "from hands import tool\n\n@tool(replay='reconcile')\ndef f(x: str) -> str:\n    return x\n",
+    "mistyped": "from brainhands import tool\n\ndef f(:\n",
+    "defines": "from brainhands import tool\n\n@tool(timeout=-1)\ndef f(x: str) -> str:\n    return x\n",
+    "unready": "from brainhands import tool\n\n@tool(replay='reconcile')\ndef f(x: str) -> str:\n    return x\n",
     "unwritable": """
 from typing import Annotated
-from hands import tool
+from brainhands import tool
 from pydantic import WithJsonSchema
 
 @tool
@@ -64,7 +64,7 @@ def start(fleet: Fleet, role: str, *options: str, folder: Path | None = None, **
     queue = () if "-Q" in options else ("-Q", f"{role}.default")
     if folder is not None:
         environment["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-    return fleet._start(role, *CELERY, f"{role}.app", "worker", *queue, *options, environment=environment)
+    return fleet._start(role, *CELERY, f"brainhands.{role}.app", "worker", *queue, *options, environment=environment)
 
 
 def refusals(children: Sequence[Child]) -> list[str]:
@@ -177,7 +177,7 @@ def test_as_json_every_line_of_every_part_is_an_object(fleet: Fleet, tmp_path: P
     fleet.environment |= {**LOUD, "BRAINHANDS_LOG": "json", "BRAINHANDS_RESTART_LIMIT": "1"}
     fleet.environment |= {"PYTHONUNBUFFERED": "", "BRAINHANDS_HOME": str(tmp_path / "home")}
     port = free_port()
-    flower = fleet._start("flower", "-m", "shared.cli.main", "flower", "--port", str(port), environment={})
+    flower = fleet._start("flower", "-m", "brainhands.shared.cli.main", "flower", "--port", str(port), environment={})
     parts = [fleet.relay(), start(fleet, "brain", "-c", "2"), start(fleet, "hands", "-c", "1")]
     refused = start(fleet, "hands", "-c", "0")
     speak(fleet)

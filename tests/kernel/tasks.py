@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from shared.model.ids import SessionId, TaskId, WorkerId
-from shared.model.task import Outcome, Requirement, Status, Task
+from brainhands.shared.model.ids import SessionId, TaskId, WorkerId
+from brainhands.shared.model.task import Outcome, Requirement, Status, Task
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WORKER = WorkerId(UUID(int=9))

@@ -10,13 +10,13 @@ from uuid import UUID
 
 import pytest
 
-from shared.errors import BadInput
-from shared.kernel import chain
-from shared.kernel.verify import read_head
-from shared.model.event import Event, UserMessage
-from shared.model.ids import ConversationId, SessionId, WorkerId
-from shared.model.session import Session
-from shared.model.task import Status
+from brainhands.shared.errors import BadInput
+from brainhands.shared.kernel import chain
+from brainhands.shared.kernel.verify import read_head
+from brainhands.shared.model.event import Event, UserMessage
+from brainhands.shared.model.ids import ConversationId, SessionId, WorkerId
+from brainhands.shared.model.session import Session
+from brainhands.shared.model.task import Status
 from tests.kernel.tasks import NOW, task
 
 EMPTY = Session(

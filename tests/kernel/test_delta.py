@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.kernel import delta
-from shared.kernel.delta import MOST_DELTAS, difference, next_version, replay
-from shared.model.document import StoredDocument
-from shared.model.ids import SessionId
-from shared.model.json import canonical, clean, duplicate
+from brainhands.shared.kernel import delta
+from brainhands.shared.kernel.delta import MOST_DELTAS, difference, next_version, replay
+from brainhands.shared.model.document import StoredDocument
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.json import canonical, clean, duplicate
 
 KEYS = st.sampled_from(["a", "b", "0", "ä", ""]) | st.text(max_size=3)
 """Few, so that two values often have the same."""

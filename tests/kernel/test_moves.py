@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from shared.errors import StaleWrite
-from shared.kernel import moves
-from shared.kernel.moves import TASK_MOVES, Move
-from shared.model.task import Outcome, Status, Task
+from brainhands.shared.errors import StaleWrite
+from brainhands.shared.kernel import moves
+from brainhands.shared.kernel.moves import TASK_MOVES, Move
+from brainhands.shared.model.task import Outcome, Status, Task
 from tests.kernel.tasks import NOW, WORKER, task
 
 BUILDERS: dict[Move, Callable[[Task], Task]] = {

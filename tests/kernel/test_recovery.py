@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.kernel import recovery
-from shared.kernel.backoff import LONGEST_SECONDS, backoff_seconds
-from shared.model.task import Status
+from brainhands.shared.kernel import recovery
+from brainhands.shared.kernel.backoff import LONGEST_SECONDS, backoff_seconds
+from brainhands.shared.model.task import Status
 from tests.kernel.tasks import task
 
 

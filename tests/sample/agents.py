@@ -2,7 +2,7 @@
 
 from decimal import Decimal
 
-from brain import Agent, Prices
+from brainhands import Agent, Prices
 
 echo = Agent(name="echo", version=1, instructions="Echo what you are told.", tools=["echo"])
 worker = Agent(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from brain import Agent
+from brainhands import Agent
 
 
 class Place(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from brain import Agent
+from brainhands import Agent
 
 apart = Agent(
     name="apart",

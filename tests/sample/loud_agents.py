@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brain import Agent
+from brainhands import Agent
 
 loud = Agent(
     name="loud",

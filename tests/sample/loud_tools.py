@@ -13,7 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
-from hands import Flow, phase, tool
+from brainhands import Flow, phase, tool
 from tests.sample.rough_tools import hold_unsafe
 
 __all__ = ["Stumble", "hold_unsafe", "speak"]

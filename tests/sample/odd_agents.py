@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from brain import Agent, Model, Prices
+from brainhands import Agent, Model, Prices
 
 odd = Agent(
     name="odd",

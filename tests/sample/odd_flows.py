@@ -9,8 +9,8 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from hands import Document, Done, Fail, Flow, Next, Sleep, ToolContext, ToolError, Wait, phase, tool
-from shared.model.ids import TaskId
+from brainhands import Document, Done, Fail, Flow, Next, Sleep, ToolContext, ToolError, Wait, phase, tool
+from brainhands.shared.model.ids import TaskId
 from tests.sample.odd_tools import gated, hold, leave, wait_for_gate
 from tests.sample.tools import act, effects, note
 

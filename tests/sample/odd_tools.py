@@ -16,9 +16,9 @@ from typing import Literal
 import psycopg
 from pydantic import BaseModel, Field
 
-from hands import NotFound, Retry, ToolContext, ToolError, Unknown, tool
-from shared.model.tool import Replay
-from shared.runtime.settings import libpq_url
+from brainhands import NotFound, Retry, ToolContext, ToolError, Unknown, tool
+from brainhands.shared.model.tool import Replay
+from brainhands.shared.runtime.settings import libpq_url
 from tests.sample.tools import act, effects
 
 LONG = 600.0

@@ -1,6 +1,6 @@
 """An agent for a small real model that was trained on plain text: it is shown what to do."""
 
-from brain import Agent
+from brainhands import Agent
 
 
 def _shown(text: str) -> str:

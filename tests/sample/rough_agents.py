@@ -1,6 +1,6 @@
 """The agent that has the tools which go wrong with their whole process."""
 
-from brain import Agent
+from brainhands import Agent
 
 rough = Agent(
     name="rough",

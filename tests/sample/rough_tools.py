@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-from hands import Retry, ToolContext, tool
+from brainhands import Retry, ToolContext, tool
 from tests.sample.tools import act
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from brain import Agent
-from shared.model.prices import Prices
+from brainhands import Agent
+from brainhands.shared.model.prices import Prices
 from tests.sample import rude_tools
 
 rude = Agent(

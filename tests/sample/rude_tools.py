@@ -21,7 +21,7 @@ import psycopg
 from psycopg.adapt import Loader
 from psycopg.types.json import set_json_dumps, set_json_loads
 
-from hands import ToolContext, tool
+from brainhands import ToolContext, tool
 from tests.sample.odd_tools import wait_for_gate
 from tests.sample.tools import act
 

@@ -1,6 +1,6 @@
 """The agent that has the swift tools, and others that think, remember and delegate."""
 
-from brain import Agent
+from brainhands import Agent
 
 swift = Agent(
     name="swift",

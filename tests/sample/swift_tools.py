@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
-from hands import (
+from brainhands import (
     Ask,
     Done,
     Fail,
@@ -24,7 +24,7 @@ from hands import (
     phase,
     tool,
 )
-from shared.model.ids import TaskId
+from brainhands.shared.model.ids import TaskId
 from tests.sample.odd_tools import wait_for_gate
 from tests.sample.tools import act, effects
 

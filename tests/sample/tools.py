@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from hands import (
+from brainhands import (
     Ask,
     Document,
     Done,
@@ -26,7 +26,7 @@ from hands import (
     phase,
     tool,
 )
-from shared.model.ids import TaskId
+from brainhands.shared.model.ids import TaskId
 
 
 def effects() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from brain import Agent
+from brainhands import Agent
 
 one, two = (
     Agent(name="versioned", version=version, instructions=f"You are version {version}.")

@@ -12,8 +12,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from outbox import app
-from outbox.publisher import Publisher
+from brainhands.outbox import app
+from brainhands.outbox.publisher import Publisher
 
 SEED, CALM = "SOAK_SEED", "SOAK_CALM"
 LOST = 0.1

@@ -16,8 +16,8 @@ from tests.instruments.processes import Child
 
 COMMANDS = {
     "relay": ("-m", "tests.soak.faulty_relay"),
-    "brain": (*CELERY, "brain.app", "worker", "-Q", "brain.default", "-c", "4", *WORKER),
-    "hands": (*CELERY, "hands.app", "worker", "-Q", "hands.default", "-c", "3", *WORKER),
+    "brain": (*CELERY, "brainhands.brain.app", "worker", "-Q", "brain.default", "-c", "4", *WORKER),
+    "hands": (*CELERY, "brainhands.hands.app", "worker", "-Q", "hands.default", "-c", "3", *WORKER),
 }
 ROLES = tuple(COMMANDS)
 OF_EACH = 2

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.client import Client
-from shared.model.submission import Cancellation, CancelState, Receipt, Submission
-from shared.model.task import Outcome
-from shared.store import health
-from shared.store.database import Database
+from brainhands.shared.client import Client
+from brainhands.shared.model.submission import Cancellation, CancelState, Receipt, Submission
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.store import health
+from brainhands.shared.store.database import Database
 from tests.instruments import invariants
 from tests.soak.parts import Weight
 from tests.soak.shapes import ONCE, POSTS, Call, Input, Shape

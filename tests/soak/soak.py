@@ -18,15 +18,15 @@ from urllib.parse import urlsplit
 import psycopg
 import redis
 
+from brainhands.shared.client import Client
+from brainhands.shared.errors import RequestInProgress, ServerUnavailable
+from brainhands.shared.model.approval import Question
+from brainhands.shared.model.submission import Cancellation, Receipt
+from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import workers
+from brainhands.shared.store.database import TRANSIENT, Database
 from deploy.demo import model_server
-from shared.client import Client
-from shared.errors import RequestInProgress, ServerUnavailable
-from shared.model.approval import Question
-from shared.model.submission import Cancellation, Receipt
-from shared.runtime.servers import Postgres, Redis
-from shared.runtime.settings import libpq_url
-from shared.store import workers
-from shared.store.database import TRANSIENT, Database
 from tests.instruments.fleet import wait_until
 from tests.instruments.processes import child_environment
 from tests.instruments.proxy import LOOPBACK, Proxy

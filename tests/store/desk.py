@@ -11,20 +11,20 @@ from uuid import UUID
 
 import pytest
 
-from brain.agent import Agent
-from brain.compaction import compaction_kind
-from brain.generation import generation_kind, intake_kind
+from brainhands.brain.agent import Agent
+from brainhands.brain.compaction import compaction_kind
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.hands.calls import tool_kind
+from brainhands.shared.engine.definition import Kind, registry
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.model.ids import SessionId, new_worker_id
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Task
+from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import workers
 from deploy.demo import model_server
 from deploy.demo.model_scripts import ASKS_FOR_SUMMARY, Call, Fault, Reply, Request
-from hands.calls import tool_kind
-from shared.engine.definition import Kind, registry
-from shared.engine.worker import Worker
-from shared.model.ids import SessionId, new_worker_id
-from shared.model.submission import Receipt
-from shared.model.task import Task
-from shared.model.worker import Offer, WorkerInfo
-from shared.runtime.settings import settings
-from shared.store import workers
 from tests.sample.tools import echo as echo_tool
 from tests.store.stage import NO_REDIS, Stage
 

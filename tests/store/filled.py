@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import psycopg
 
-from shared.engine.draft import Draft
-from shared.model.ids import SessionId
-from shared.model.task import Done, Task, Transition, Wait
-from shared.runtime.settings import libpq_url
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.task import Done, Task, Transition, Wait
+from brainhands.shared.runtime.settings import libpq_url
 from tests.store.stage import Stage, answer, decide
 
 SESSIONS = 1000

@@ -14,26 +14,37 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from brain.generation import intake_kind
-from outbox.sweep import Sweep
-from shared.bus.bell import Bell
-from shared.client import Client
-from shared.engine import endings
-from shared.engine.definition import Kind, Phase, Registry, Step, registry
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.model.commit import Commit
-from shared.model.event import ToolCallInterrupted, ToolCallStart
-from shared.model.ids import SessionId, TaskId, new_task_id, new_worker_id
-from shared.model.json import Json
-from shared.model.submission import Receipt
-from shared.model.task import Done, Next, Outcome, Priority, Requirement, Sleep, Status, Task, Transition, Wait
-from shared.model.worker import Offer, WorkerInfo
-from shared.store import connections, reads, workers
-from shared.store.database import Database
-from shared.store.view import View
+from brainhands.brain.generation import intake_kind
+from brainhands.outbox.sweep import Sweep
+from brainhands.shared.bus.bell import Bell
+from brainhands.shared.client import Client
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Kind, Phase, Registry, Step, registry
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import ToolCallInterrupted, ToolCallStart
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id, new_worker_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import (
+    Done,
+    Next,
+    Outcome,
+    Priority,
+    Requirement,
+    Sleep,
+    Status,
+    Task,
+    Transition,
+    Wait,
+)
+from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.store import connections, reads, workers
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.view import View
 
 NO_REDIS = "redis://127.0.0.1:9/0"
 """Nobody listens there: bells stay silent, and nothing else may depend on them."""

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from shared.client import Client
-from shared.errors import UnknownSession
-from shared.model.approval import HUMAN
-from shared.model.awake import AwakeReceipt
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.task import Done, Sleep, Task, Transition, WaitSignal
-from shared.store.due import NO_WORKER
-from shared.store.hints import UNPUBLISHABLE
+from brainhands.shared.client import Client
+from brainhands.shared.errors import UnknownSession
+from brainhands.shared.model.approval import HUMAN
+from brainhands.shared.model.awake import AwakeReceipt
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.task import Done, Sleep, Task, Transition, WaitSignal
+from brainhands.shared.store.due import NO_WORKER
+from brainhands.shared.store.hints import UNPUBLISHABLE
 from tests.instruments.invariants import violations
 from tests.store.stage import NO_REDIS, Stage, answer, decide, finish, nap, play_task, spawn_and_wait
 

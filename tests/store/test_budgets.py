@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 from alembic.script import ScriptDirectory
 
-from brain import Prices
-from brain.models import chat
+from brainhands import Prices
+from brainhands.brain.models import chat
+from brainhands.shared.model.task import Outcome
+from brainhands.shared.store.migrate import MIGRATIONS
 from deploy.demo.model_scripts import Fault, Reply
-from shared.model.task import Outcome
-from shared.store.migrate import MIGRATIONS
 from tests.instruments import invariants
 from tests.store.desk import Desk, desk_of, echoes
 from tests.store.stage import Gone, Stage

@@ -17,9 +17,9 @@ import redis
 import sqlalchemy
 import sqlalchemy.orm
 
-from shared.client import NAME_LIMIT, Client
-from shared.errors import BadInput, BrainhandsError, ServerUnavailable, UnfitConnection
-from shared.runtime.settings import libpq_url
+from brainhands.shared.client import NAME_LIMIT, Client
+from brainhands.shared.errors import BadInput, BrainhandsError, ServerUnavailable, UnfitConnection
+from brainhands.shared.runtime.settings import libpq_url
 from tests.instruments.fleet import wait_until
 from tests.instruments.proxy import Proxy
 from tests.store.stage import AGENT, NO_REDIS, Stage, call_of_unknown_effect, finish
@@ -140,7 +140,7 @@ def test_the_first_call_after_all_idle_connections_were_cut_succeeds(
 def test_while_postgres_is_away_each_method_says_so_in_words_of_ours(
     scene: Scene, proxy: Proxy, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.store.database.Pause.again", lambda _: False)  # once is enough to hear it
+    monkeypatch.setattr("brainhands.shared.store.database.Pause.again", lambda _: False)  # once is enough to hear it
     with closing(Client(_through(scene.stage, proxy), NO_REDIS)) as client:
         proxy.refuse()
         if name == "watch":
@@ -188,7 +188,7 @@ PARAMETERS = [
 def test_whatever_a_parameter_is_given_is_taken_or_refused_in_words_of_ours(
     scene: Scene, name: str, parameter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.client.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("brainhands.shared.client.POLL_SECONDS", 0.01)
     good = scene.arguments()[name]
     for kind, value in WRONG.items():
         if name == "watch" and kind in ("int", "huge"):

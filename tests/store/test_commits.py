@@ -14,19 +14,19 @@ import psycopg
 import pytest
 from sqlalchemy import func, select, text
 
-from shared.engine.definition import Step
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.run import Run
-from shared.errors import NotStorable, StaleWrite, Unsettled
-from shared.kernel import chain, moves
-from shared.model.commit import Commit, Guard, TaskChange
-from shared.model.event import ModelInterrupted, TaskPhase, Usage
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
-from shared.runtime.settings import libpq_url
-from shared.store import attempts, health
-from shared.store.database import Database, Statement
-from shared.store.view import View
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import NotStorable, StaleWrite, Unsettled
+from brainhands.shared.kernel import chain, moves
+from brainhands.shared.model.commit import Commit, Guard, TaskChange
+from brainhands.shared.model.event import ModelInterrupted, TaskPhase, Usage
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import attempts, health
+from brainhands.shared.store.database import Database, Statement
+from brainhands.shared.store.view import View
 from tests.store.stage import (
     Act,
     Gone,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from shared.engine import company
-from shared.engine.company import Company
-from shared.engine.definition import Step
-from shared.engine.run import Run
-from shared.errors import Incompatible
-from shared.model.ids import TaskId, new_task_id
-from shared.model.task import Status, Task
-from shared.store import attempts
+from brainhands.shared.engine import company
+from brainhands.shared.engine.company import Company
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.task import Status, Task
+from brainhands.shared.store import attempts
 from tests.conftest import migrated, new_database
 from tests.store.stage import Act, Stage, finish, go_on, nap, stage_of
 

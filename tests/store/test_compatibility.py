@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from shared.engine.definition import Kind, Step, registry
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.errors import Incompatible, OlderWorkers
-from shared.kernel import compat
-from shared.model.event import LOG_FORMAT, Payload
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.task import Done, Next, Requirement, Status, Task, Transition
-from shared.model.worker import Offer
-from shared.store import health, turns, workers
+from brainhands.shared.engine.definition import Kind, Step, registry
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.errors import Incompatible, OlderWorkers
+from brainhands.shared.kernel import compat
+from brainhands.shared.model.event import LOG_FORMAT, Payload
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.task import Done, Next, Requirement, Status, Task, Transition
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.store import health, turns, workers
 from tests.instruments import invariants
 from tests.store.stage import OFFERS, PLAY, Act, Stage, answer, decide, finish, go_on, play_task
 

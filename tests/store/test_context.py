@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from brain import compaction
-from brain.history import read_context
+from brainhands.brain import compaction
+from brainhands.brain.history import read_context
+from brainhands.shared.model.submission import Mode
+from brainhands.shared.model.task import Outcome, Status
 from deploy.demo.model_scripts import Call, Fault, Reply
-from shared.model.submission import Mode
-from shared.model.task import Outcome, Status
 from tests.instruments import invariants
 from tests.store.desk import Desk, desk_of, echoes
 from tests.store.stage import Gone, Stage

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from shared.runtime.servers import Postgres
-from shared.store.database import TRANSIENT, Database, Statement
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.store.database import TRANSIENT, Database, Statement
 from tests.instruments.failover import failed_over, until_it_only_reads
 from tests.store.stage import Stage
 

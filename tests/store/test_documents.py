@@ -13,22 +13,22 @@ from typing import Any
 import psycopg
 import pytest
 
-from hands.flow import Flow, phase
-from hands.flows import flow_kind
-from shared.engine.definition import Step, registry
-from shared.engine.draft import Draft
-from shared.engine.worker import Worker
-from shared.errors import BadInput, Incompatible, UnknownDocument, UnknownSession
-from shared.kernel import calls
-from shared.kernel.delta import MOST_DELTAS
-from shared.model import derived
-from shared.model.document import RESERVED, Document
-from shared.model.event import ModelOutput, ModelRequest, SystemPromptSet, TaskPhase, ToolReference, Usage
-from shared.model.ids import SessionId, TaskId, new_session_id, new_task_id, new_worker_id
-from shared.model.task import Done, Next, Task, Transition, Wait
-from shared.model.worker import Offer, WorkerInfo
-from shared.store import documents
-from shared.store.database import Statement
+from brainhands.hands.flow import Flow, phase
+from brainhands.hands.flows import flow_kind
+from brainhands.shared.engine.definition import Step, registry
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.errors import BadInput, Incompatible, UnknownDocument, UnknownSession
+from brainhands.shared.kernel import calls
+from brainhands.shared.kernel.delta import MOST_DELTAS
+from brainhands.shared.model import derived
+from brainhands.shared.model.document import RESERVED, Document
+from brainhands.shared.model.event import ModelOutput, ModelRequest, SystemPromptSet, TaskPhase, ToolReference, Usage
+from brainhands.shared.model.ids import SessionId, TaskId, new_session_id, new_task_id, new_worker_id
+from brainhands.shared.model.task import Done, Next, Task, Transition, Wait
+from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.store import documents
+from brainhands.shared.store.database import Statement
 from tests.instruments import invariants
 from tests.store.stage import NO_REDIS, Stage, answer, decide, finish, play_task
 

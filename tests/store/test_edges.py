@@ -16,16 +16,16 @@ import psycopg
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, model_validator
 
-from hands import Document, Done, Flow, Next, Sleep, ToolContext, Wait, WaitSignal, phase, tool
-from hands.arguments import BadArguments
-from hands.calls import tool_kind
-from hands.flows import flow_kind
-from shared.engine.definition import Kind
-from shared.errors import Incompatible, ServerUnavailable, StaleWrite
-from shared.kernel.calls import call_task
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.task import Outcome, Status, Task
-from shared.model.worker import Offer
+from brainhands import Document, Done, Flow, Next, Sleep, ToolContext, Wait, WaitSignal, phase, tool
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import flow_kind
+from brainhands.shared.engine.definition import Kind
+from brainhands.shared.errors import Incompatible, ServerUnavailable, StaleWrite
+from brainhands.shared.kernel.calls import call_task
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.model.worker import Offer
 from tests.instruments import invariants
 from tests.store.desk import worker_of
 from tests.store.stage import Stage

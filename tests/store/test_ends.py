@@ -11,23 +11,23 @@ from uuid import UUID
 
 import pytest
 
-from shared.cli import show
-from shared.engine import endings
-from shared.engine.definition import Step
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.run import Run
-from shared.kernel import background
-from shared.kernel.times import LAST_TIME
-from shared.kernel.tokens import MOST_TOKENS
-from shared.model.approval import HUMAN, Answer, Approval, Question
-from shared.model.commit import Commit
-from shared.model.event import ModelOutput, Usage
-from shared.model.ids import ApprovalId, SessionId, TaskId, new_approval_id, new_task_id, new_worker_id
-from shared.model.json import MAX_BYTES, SHORTENED_CHARACTERS, Json, canonical, digest
-from shared.model.submission import CancelState
-from shared.model.task import Done, Next, Outcome, Sleep, Status, Task, Transition, WaitSignal
-from shared.store.attempts import PROGRESS_LIMIT
-from shared.store.view import View
+from brainhands.shared.cli import show
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.kernel import background
+from brainhands.shared.kernel.times import LAST_TIME
+from brainhands.shared.kernel.tokens import MOST_TOKENS
+from brainhands.shared.model.approval import HUMAN, Answer, Approval, Question
+from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import ModelOutput, Usage
+from brainhands.shared.model.ids import ApprovalId, SessionId, TaskId, new_approval_id, new_task_id, new_worker_id
+from brainhands.shared.model.json import MAX_BYTES, SHORTENED_CHARACTERS, Json, canonical, digest
+from brainhands.shared.model.submission import CancelState
+from brainhands.shared.model.task import Done, Next, Outcome, Sleep, Status, Task, Transition, WaitSignal
+from brainhands.shared.store.attempts import PROGRESS_LIMIT
+from brainhands.shared.store.view import View
 from tests.store.extremes import BEYOND, LONGEST_NAME, VALUES
 from tests.store.stage import Gone, Stage, answer, decide, nap, play_task, spawn_and_wait
 

@@ -11,12 +11,12 @@ import pydantic
 import pytest
 import sqlalchemy
 
-from shared.engine.draft import Draft
-from shared.model.ids import new_task_id
-from shared.model.task import Done, Task, Transition
-from shared.runtime.faults import told
-from shared.runtime.logs import JsonLines, TextLines
-from shared.store import connections
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.task import Done, Task, Transition
+from brainhands.shared.runtime.faults import told
+from brainhands.shared.runtime.logs import JsonLines, TextLines
+from brainhands.shared.store import connections
 from tests.store.stage import Stage, decide, play_task
 
 SECRET = "tops3cret"

@@ -14,14 +14,14 @@ import pytest
 from psycopg import sql
 from sqlalchemy import text
 
-from shared.cli import doctor
-from shared.client import Client
-from shared.errors import UnfitDatabase
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import libpq_url
-from shared.store import migrate
-from shared.store.connections import PINNED
-from shared.store.database import Database, Statement
+from brainhands.shared.cli import doctor
+from brainhands.shared.client import Client
+from brainhands.shared.errors import UnfitDatabase
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import migrate
+from brainhands.shared.store.connections import PINNED
+from brainhands.shared.store.database import Database, Statement
 from tests.conftest import readable_folder
 from tests.instruments.fleet import wait_until
 from tests.instruments.invariants import violations

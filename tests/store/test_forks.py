@@ -10,16 +10,16 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from brain import prompt
-from brain.history import NOT_IN_CONTEXT
-from shared.client import Client
-from shared.engine import endings
-from shared.engine.draft import Draft
-from shared.errors import BadInput, RequestConflict, UnknownSession
-from shared.kernel.calls import call_task
-from shared.kernel.verify import head_of
-from shared.model.approval import Answer
-from shared.model.event import (
+from brainhands.brain import prompt
+from brainhands.brain.history import NOT_IN_CONTEXT
+from brainhands.shared.client import Client
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.errors import BadInput, RequestConflict, UnknownSession
+from brainhands.shared.kernel.calls import call_task
+from brainhands.shared.kernel.verify import head_of
+from brainhands.shared.model.approval import Answer
+from brainhands.shared.model.event import (
     ModelCall,
     ModelOutput,
     ModelRequest,
@@ -30,13 +30,13 @@ from shared.model.event import (
     Usage,
     read_payload,
 )
-from shared.model.fork import ForkReceipt
-from shared.model.ids import ConversationId, SessionId, TaskId, new_task_id
-from shared.model.json import Json
-from shared.model.session import Conversation
-from shared.model.task import Outcome, Status, Task
-from shared.runtime.settings import libpq_url
-from shared.store import lineage, reads
+from brainhands.shared.model.fork import ForkReceipt
+from brainhands.shared.model.ids import ConversationId, SessionId, TaskId, new_task_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import lineage, reads
 from tests.instruments.invariants import violations
 from tests.store.stage import AGENT, NO_REDIS, Stage
 

@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from brain.agent import Agent
-from brain.generation import generation_kind, intake_kind
+from brainhands.brain.agent import Agent
+from brainhands.brain.generation import generation_kind, intake_kind
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
-from shared.engine.worker import Worker
-from shared.model.ids import SessionId
-from shared.model.worker import Offer
-from shared.runtime.settings import settings
 from tests.sample.agents import echo
 from tests.store.desk import echo_hands, worker_of
 from tests.store.filled import lengthen

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from shared.model.ids import TaskId, new_task_id
-from shared.model.task import Status
-from shared.model.worker import Offer
-from shared.runtime.settings import libpq_url
-from shared.store import hints, turns, workers
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.task import Status
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import hints, turns, workers
 from tests.store.stage import PLAY, Stage, finish, nap, play_task
 
 OFFERS = [{"name": PLAY, "low": 1, "high": 1}]

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from brain.models import line
-from shared.model.submission import Receipt
-from shared.runtime.settings import settings
+from brainhands.brain.models import line
+from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.settings import settings
 from tests.instruments.provider import (
     COUNTED,
     ODD,

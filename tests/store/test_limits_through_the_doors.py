@@ -7,19 +7,19 @@ from uuid import UUID
 
 import pytest
 
-from hands import Done, Flow, Next, Wait, WaitSignal, phase, tool
-from hands.calls import tool_kind
-from hands.flows import MAX_DEPTH as MAX_NESTED_FLOWS
-from hands.flows import flow_kind
-from hands.tool import MAX_OUTPUT_BYTES
-from shared.engine.definition import Kind
-from shared.engine.draft import Draft
-from shared.engine.worker import Worker
-from shared.kernel.calls import call_task
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.json import MAX_BYTES, MAX_DEPTH, Json, canonical, clean
-from shared.model.task import Outcome, Task
-from shared.model.worker import Offer
+from brainhands import Done, Flow, Next, Wait, WaitSignal, phase, tool
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import MAX_DEPTH as MAX_NESTED_FLOWS
+from brainhands.hands.flows import flow_kind
+from brainhands.hands.tool import MAX_OUTPUT_BYTES
+from brainhands.shared.engine.definition import Kind
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.kernel.calls import call_task
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.json import MAX_BYTES, MAX_DEPTH, Json, canonical, clean
+from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.model.worker import Offer
 from tests.instruments.invariants import violations
 from tests.store.desk import worker_of
 from tests.store.extremes import VALUES, nested, of_bytes

@@ -12,14 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from shared.engine.run import Run
-from shared.model.event import TaskPhase
-from shared.model.ids import SessionId, TaskId
-from shared.model.task import Status
-from shared.runtime.settings import libpq_url
-from shared.store import attempts, due
-from shared.store.database import Database
-from shared.store.view import View, read_view
+from brainhands.shared.engine.run import Run
+from brainhands.shared.model.event import TaskPhase
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.task import Status
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import attempts, due
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.view import View, read_view
 from tests.store.stage import Stage, finish, go_on, nap
 
 NOTE = TaskPhase(kind="play", phase="first", next_phase="second", status="running")

@@ -9,17 +9,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shared.client import Client
-from shared.engine.definition import Step
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.model.event import TaskPhase
-from shared.model.ids import new_task_id
-from shared.model.submission import CancelState
-from shared.model.task import Done, Fail, Next, Status, Task, Transition
-from shared.store.database import Database
-from shared.store.view import CLOCK
+from brainhands.shared.client import Client
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.model.event import TaskPhase
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.submission import CancelState
+from brainhands.shared.model.task import Done, Fail, Next, Status, Task, Transition
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.view import CLOCK
 from tests.instruments.invariants import violations
 from tests.store.commit_cutter import CommitCutter, When
 from tests.store.stage import (

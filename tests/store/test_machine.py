@@ -26,20 +26,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shared.engine import endings
-from shared.engine.definition import Step
-from shared.engine.draft import Draft
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.kernel import intake
-from shared.model.approval import HUMAN
-from shared.model.event import TaskPhase
-from shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
-from shared.model.json import Json
-from shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait, WaitSignal
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import libpq_url
-from shared.store import attempts, health, turns, workers
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.kernel import intake
+from brainhands.shared.model.approval import HUMAN
+from brainhands.shared.model.event import TaskPhase
+from brainhands.shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait, WaitSignal
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import attempts, health, turns, workers
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import check, violations
 from tests.store.extremes import BEYOND, LONGEST_NAME, VALUES

@@ -12,11 +12,11 @@ import pytest
 from alembic import command
 from sqlalchemy import create_engine
 
-from shared.cli import main
-from shared.errors import CodeTooOld, SchemaNotCurrent
-from shared.runtime.settings import libpq_url
-from shared.store import migrate
-from shared.store.tables import SCHEMA
+from brainhands.shared.cli import main
+from brainhands.shared.errors import CodeTooOld, SchemaNotCurrent
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import migrate
+from brainhands.shared.store.tables import SCHEMA
 
 FIRST = "0001"
 
@@ -104,7 +104,7 @@ def test_migrate_says_what_it_did(
 
 
 @pytest.mark.promise("K5")
-@pytest.mark.parametrize("part", [("-m", "outbox.app"), ("-m", "shared.cli.main", "sessions")])
+@pytest.mark.parametrize("part", [("-m", "brainhands.outbox.app"), ("-m", "brainhands.shared.cli.main", "sessions")])
 def test_a_part_that_is_too_old_for_the_schema_says_so_and_ends_with_3(
     newer_database_url: str, redis_url: str, part: tuple[str, ...]
 ) -> None:

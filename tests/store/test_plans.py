@@ -11,9 +11,9 @@ import pytest
 from psycopg import RawCursor
 from psycopg.rows import scalar_row
 
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import libpq_url
-from shared.store import (
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import (
     attempts,
     commits,
     derived,
@@ -31,7 +31,7 @@ from shared.store import (
     turns,
     view,
 )
-from shared.store.database import Statement
+from brainhands.shared.store.database import Statement
 from tests.conftest import migrated, new_database
 from tests.store.filled import fill
 from tests.store.stage import stage_of

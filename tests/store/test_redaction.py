@@ -8,14 +8,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from shared.engine import endings
-from shared.engine.draft import Draft
-from shared.errors import BadInput, ErasedSession, StillNeeded
-from shared.model.event import ModelOutput, SystemPromptSet, TaskPhase, ToolCallSuccess, Usage
-from shared.model.ids import SessionId, TaskId, new_task_id
-from shared.model.task import Done, Next, Outcome, Task, Transition, WaitSignal
-from shared.runtime.settings import libpq_url
-from shared.store import attempts
+from brainhands.shared.engine import endings
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.errors import BadInput, ErasedSession, StillNeeded
+from brainhands.shared.model.event import ModelOutput, SystemPromptSet, TaskPhase, ToolCallSuccess, Usage
+from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
+from brainhands.shared.model.task import Done, Next, Outcome, Task, Transition, WaitSignal
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import attempts
 from tests.instruments.invariants import violations
 from tests.store.stage import Act, Stage, answer, decide, finish, go_on, nap, play_task
 

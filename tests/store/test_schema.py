@@ -13,12 +13,12 @@ from alembic.migration import MigrationContext
 from psycopg import sql
 from sqlalchemy import create_engine, text
 
-from shared.errors import SchemaNotCurrent, ServerUnavailable
-from shared.model.ids import new_task_id
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import ServerChoice, libpq_url
-from shared.store import migrate
-from shared.store.tables import SCHEMA, metadata
+from brainhands.shared.errors import SchemaNotCurrent, ServerUnavailable
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import ServerChoice, libpq_url
+from brainhands.shared.store import migrate
+from brainhands.shared.store.tables import SCHEMA, metadata
 from tests.conftest import new_database
 from tests.store.stage import Stage, spawn_and_wait
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from shared.engine import approvals, endings
-from shared.engine.definition import Step
-from shared.engine.draft import Draft
-from shared.errors import BadInput, ErasedSession, StillNeeded
-from shared.kernel import moves
-from shared.kernel.calls import call_task
-from shared.model.approval import Question
-from shared.model.event import (
+from brainhands.shared.engine import approvals, endings
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.errors import BadInput, ErasedSession, StillNeeded
+from brainhands.shared.kernel import moves
+from brainhands.shared.kernel.calls import call_task
+from brainhands.shared.model.approval import Question
+from brainhands.shared.model.event import (
     ModelCall,
     ModelOutput,
     ModelRequest,
@@ -26,10 +26,10 @@ from shared.model.event import (
     ToolCallSuccess,
     Usage,
 )
-from shared.model.ids import ConversationId, SessionId, TaskId, new_conversation_id, new_task_id
-from shared.model.session import Conversation
-from shared.model.task import Done, Fail, Outcome, Status, Task, Transition, Wait
-from shared.store import commits, forks
+from brainhands.shared.model.ids import ConversationId, SessionId, TaskId, new_conversation_id, new_task_id
+from brainhands.shared.model.session import Conversation
+from brainhands.shared.model.task import Done, Fail, Outcome, Status, Task, Transition, Wait
+from brainhands.shared.store import commits, forks
 from tests.instruments.invariants import violations
 from tests.store.stage import Stage, decide, finish, play_task, spawn_and_wait
 from tests.store.test_forks import PROMPT, Story

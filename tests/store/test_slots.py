@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from shared.engine import stopping
-from shared.engine.definition import Step
-from shared.engine.run import Run
-from shared.engine.worker import Worker
-from shared.kernel import intake
-from shared.model.ids import TaskId, new_task_id
-from shared.model.task import Done, Fail, Next, Status, Task, Transition, Wait
-from shared.model.worker import Offer
-from shared.runtime.settings import libpq_url
-from shared.store import due, health, reads, slots
+from brainhands.shared.engine import stopping
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.worker import Worker
+from brainhands.shared.kernel import intake
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.task import Done, Fail, Next, Status, Task, Transition, Wait
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import due, health, reads, slots
 from tests.instruments import invariants
 from tests.store.stage import AGENT, PLAY, Gone, Stage, answer, decide, finish, go_on, nap
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from shared.client import Client
-from shared.errors import (
+from brainhands.shared.client import Client
+from brainhands.shared.errors import (
     BadInput,
     RequestConflict,
     RequestInProgress,
@@ -21,11 +21,11 @@ from shared.errors import (
     UnknownSession,
     UnknownSubmission,
 )
-from shared.model.ids import new_task_id
-from shared.model.submission import Receipt, SubmissionStatus
-from shared.model.task import Next, Priority, Status
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import libpq_url
+from brainhands.shared.model.ids import new_task_id
+from brainhands.shared.model.submission import Receipt, SubmissionStatus
+from brainhands.shared.model.task import Next, Priority, Status
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import libpq_url
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import violations
 from tests.store.stage import AGENT, NO_REDIS, Stage, answer, finish, spawn_and_wait

@@ -12,18 +12,18 @@ from uuid import UUID
 
 import pytest
 
-from outbox.relay import pools
-from outbox.sweep import Sweep
-from shared.bus.bell import Bell
-from shared.engine.draft import NOBODY, Draft
-from shared.engine.ledger import Ledger
-from shared.errors import StaleWrite
-from shared.model.event import LOG_FORMAT
-from shared.model.ids import SessionId, TaskId
-from shared.model.task import Sleep
-from shared.store import due, workers
-from shared.store.database import Row
-from shared.store.due import Due
+from brainhands.outbox.relay import pools
+from brainhands.outbox.sweep import Sweep
+from brainhands.shared.bus.bell import Bell
+from brainhands.shared.engine.draft import NOBODY, Draft
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.errors import StaleWrite
+from brainhands.shared.model.event import LOG_FORMAT
+from brainhands.shared.model.ids import SessionId, TaskId
+from brainhands.shared.model.task import Sleep
+from brainhands.shared.store import due, workers
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.due import Due
 from tests.store.stage import AGENT, NO_REDIS, PLAY, Stage, answer
 
 PAGE = 6
@@ -182,7 +182,7 @@ def test_a_candidate_that_fails_again_and_again_is_tried_less_and_less_often(
     sweep = Stumbling(stage)
     sweep.trouble = set(candidates(stage, Due.WAKE))
     clock = {"now": 1000.0}
-    monkeypatch.setattr("outbox.sweep.time.monotonic", lambda: clock["now"])
+    monkeypatch.setattr("brainhands.outbox.sweep.time.monotonic", lambda: clock["now"])
 
     for _ in range(600):
         sweep.sweep_once()

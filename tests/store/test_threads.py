@@ -18,17 +18,17 @@ import pytest
 import redis
 from kombu.asynchronous import Hub
 
-from outbox.publisher import Publisher
-from outbox.relay import Relay
-from outbox.sweep import Sweep
-from shared.bus.bell import Bell, RelayBell, SessionBell
-from shared.engine import fleet
-from shared.engine.draft import NOBODY
-from shared.engine.keeper import Keeper
-from shared.engine.ledger import Ledger
-from shared.engine.run import Run
-from shared.model.ids import new_session_id, new_task_id
-from shared.store import attempts
+from brainhands.outbox.publisher import Publisher
+from brainhands.outbox.relay import Relay
+from brainhands.outbox.sweep import Sweep
+from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
+from brainhands.shared.engine import fleet
+from brainhands.shared.engine.draft import NOBODY
+from brainhands.shared.engine.keeper import Keeper
+from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.run import Run
+from brainhands.shared.model.ids import new_session_id, new_task_id
+from brainhands.shared.store import attempts
 from tests.instruments.fleet import wait_until
 from tests.instruments.processes import Child, child_environment
 from tests.store.stage import NO_REDIS, Stage
@@ -80,8 +80,8 @@ def traces(caplog: pytest.LogCaptureFixture) -> set[str]:
 def test_the_sweep_goes_on(
     shared_stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, work: str, error: Exception
 ) -> None:
-    monkeypatch.setattr("outbox.sweep.SWEEP_SECONDS", 0.01)
-    monkeypatch.setattr("outbox.sweep.FORGET_EVERY", 1)
+    monkeypatch.setattr("brainhands.outbox.sweep.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("brainhands.outbox.sweep.FORGET_EVERY", 1)
     unexpected = Unexpected(error)
     monkeypatch.setattr(Sweep, work, unexpected)
     stopping = threading.Event()
@@ -97,7 +97,7 @@ def test_the_sweep_goes_on(
 def test_the_relay_goes_on(
     shared_stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr("outbox.relay.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("brainhands.outbox.relay.PAUSE_SECONDS", 0.01)
     unexpected = Unexpected(error)
     monkeypatch.setattr(Relay, "pass_once", unexpected)
     stopping = threading.Event()
@@ -130,7 +130,7 @@ def test_the_keeper_goes_on(
 def test_progress_that_cannot_be_written_costs_neither_its_phase_nor_its_timer(
     shared_stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr("shared.engine.run.PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr("brainhands.shared.engine.run.PROGRESS_SECONDS", 0.05)
     session_id, _ = shared_stage.session()
     unexpected = Unexpected(error)
     monkeypatch.setattr(attempts, "write_progress", unexpected)
@@ -154,7 +154,7 @@ def test_a_bell_that_fails_in_any_way_is_silent(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(relay._redis, "blpop", fail)
     monkeypatch.setattr(session._pubsub, "subscribe", fail)
     monkeypatch.setattr(session._pubsub, "reset", fail)
-    monkeypatch.setattr("shared.bus.bell.time.sleep", lambda _seconds: None)
+    monkeypatch.setattr("brainhands.shared.bus.bell.time.sleep", lambda _seconds: None)
 
     bell.ring(new_session_id(), hints=True, ended=True)
     assert not relay.wait(0.01, threading.Event())
@@ -168,7 +168,7 @@ def test_a_drain_that_cannot_be_recorded_says_so(
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", shared_stage.database_url)
     monkeypatch.setenv("REDIS_URL", NO_REDIS)
-    monkeypatch.setattr("shared.engine.fleet.workers.drain", Unexpected(error))
+    monkeypatch.setattr("brainhands.shared.engine.fleet.workers.drain", Unexpected(error))
 
     fleet._tell_children("here")
 
@@ -191,8 +191,8 @@ def test_what_a_worker_repeats_in_celerys_loop_is_repeated_after_an_error(error:
 
 DIES = """
 import threading, time
-from shared.runtime.logs import configure_logs
-from shared.runtime.threads import indispensable
+from brainhands.shared.runtime.logs import configure_logs
+from brainhands.shared.runtime.threads import indispensable
 
 def run():
     raise {error}
@@ -218,9 +218,9 @@ def test_a_thread_that_cannot_go_on_ends_its_process_with_its_trace(error: str) 
 
 GUARDED = """
 import time, uuid
-from shared.engine.keeper import Keeper
-from shared.model.worker import WorkerInfo
-from shared.runtime.logs import configure_logs
+from brainhands.shared.engine.keeper import Keeper
+from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.runtime.logs import configure_logs
 
 configure_logs("hands")
 info = WorkerInfo(id=uuid.uuid4(), role="hands", pool="hands.default", host="here", pid=1, parent_pid=1, slots=1,

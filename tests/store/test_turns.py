@@ -11,13 +11,13 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import RawCursor
 
-from outbox.relay import limits_of
-from outbox.rotation import Rotation
-from shared.model.ids import TaskId
-from shared.model.task import Priority
-from shared.store import slots, turns
-from shared.store.database import Row
-from shared.store.turns import NO_LIMITS, SESSION_HINTS, Limits
+from brainhands.outbox.relay import limits_of
+from brainhands.outbox.rotation import Rotation
+from brainhands.shared.model.ids import TaskId
+from brainhands.shared.model.task import Priority
+from brainhands.shared.store import slots, turns
+from brainhands.shared.store.database import Row
+from brainhands.shared.store.turns import NO_LIMITS, SESSION_HINTS, Limits
 from tests.store.stage import PLAY, Stage
 
 OFFERS = [{"name": PLAY, "low": 1, "high": 1}]

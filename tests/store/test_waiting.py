@@ -8,14 +8,14 @@ import warnings
 import psycopg
 import pytest
 
-from shared.engine.definition import Step
-from shared.engine.run import Run
-from shared.errors import UnknownAgent
-from shared.model.ids import new_worker_id
-from shared.model.task import Next, Sleep, Transition, WaitSignal
-from shared.model.worker import Offer, WorkerInfo
-from shared.runtime.settings import libpq_url
-from shared.store import waiting, workers
+from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.run import Run
+from brainhands.shared.errors import UnknownAgent
+from brainhands.shared.model.ids import new_worker_id
+from brainhands.shared.model.task import Next, Sleep, Transition, WaitSignal
+from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.runtime.settings import libpq_url
+from brainhands.shared.store import waiting, workers
 from tests.store.stage import AGENT, Stage, answer, finish
 from tests.store.test_seams import in_review
 

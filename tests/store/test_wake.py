@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shared.errors import BadInput
-from shared.model.ids import SessionId
-from shared.model.tool import ToolSpec
-from shared.model.worker import Offer
-from shared.store import workers
+from brainhands.shared.errors import BadInput
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.model.worker import Offer
+from brainhands.shared.store import workers
 from tests.store.stage import PLAY, Stage, nap
 
 POOL = "hands.default"

@@ -12,11 +12,11 @@ import redis
 from kombu import Connection
 from psycopg.conninfo import conninfo_to_dict
 
-from shared.client import Client
-from shared.errors import SettingsError
-from shared.runtime.address import postgres_address, redis_address, shown
-from shared.runtime.settings import settings
-from shared.store import connections
+from brainhands.shared.client import Client
+from brainhands.shared.errors import SettingsError
+from brainhands.shared.runtime.address import postgres_address, redis_address, shown
+from brainhands.shared.runtime.settings import settings
+from brainhands.shared.store import connections
 from tests.instruments.certificates import make_certificate
 
 SECRET = "tops/3cret"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from brain.agent import Agent, Model, agent_of
-from brain.loading import agents_in
-from shared.errors import BadDefinition, Incompatible
-from shared.model.prices import Prices
+from brainhands.brain.agent import Agent, Model, agent_of
+from brainhands.brain.loading import agents_in
+from brainhands.shared.errors import BadDefinition, Incompatible
+from brainhands.shared.model.prices import Prices
 
 WriteModule = Callable[[str], str]
 numbers = itertools.count()
@@ -30,7 +30,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
 
     def write(lines: str) -> str:
         name = f"agents_of_test_{next(numbers)}"
-        (tmp_path / f"{name}.py").write_text(f"from brain.agent import Agent\n{lines}\n")
+        (tmp_path / f"{name}.py").write_text(f"from brainhands.brain.agent import Agent\n{lines}\n")
         written.append(name)
         return name
 

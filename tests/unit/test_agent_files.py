@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from brain.agent import Agent, Model
-from brain.agent_files import agents_at
-from brain.agent_schema import schema_text
-from brain.loading import agents_in
-from shared.errors import BadDefinition
-from shared.model.prices import Prices
+from brainhands.brain.agent import Agent, Model
+from brainhands.brain.agent_files import agents_at
+from brainhands.brain.agent_schema import schema_text
+from brainhands.brain.loading import agents_in
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.prices import Prices
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,7 +68,7 @@ def problems(*entries: str) -> list[str]:
 def test_the_published_schema_is_that_of_the_model() -> None:
     published = (ROOT / "brain" / "agent.schema.json").read_text()
 
-    assert published == schema_text(), "run: python -m brain.agent_schema > brain/agent.schema.json"
+    assert published == schema_text(), "run: python -m brainhands.brain.agent_schema > brain/agent.schema.json"
 
 
 @pytest.mark.promise("K4")
@@ -106,7 +106,7 @@ def test_files_folders_and_modules_can_be_mixed_and_a_file_named_twice_counts_on
     write(".hidden.yaml", "no: agent")
     write("notes.txt", "no agent")
     (working_folder / "written_in_python.py").write_text(
-        "from brain import Agent\nc = Agent(name='c', version=1, instructions='')\n"
+        "from brainhands import Agent\nc = Agent(name='c', version=1, instructions='')\n"
     )
 
     found = agents_in([one, "written_in_python", "agents/"])
@@ -197,7 +197,7 @@ def test_an_agent_that_two_files_define_is_refused_even_if_both_say_the_same() -
 def test_a_file_and_a_module_that_differ_about_an_agent_are_refused(working_folder: Path) -> None:
     write("a.yaml", agent("a"))
     (working_folder / "other_agents_of_python.py").write_text(
-        "from brain import Agent\na = Agent(name='a', version=1, instructions='y')\n"
+        "from brainhands import Agent\na = Agent(name='a', version=1, instructions='y')\n"
     )
 
     with pytest.raises(BadDefinition, match="a@1, one of them in other_agents_of_python"):
@@ -225,7 +225,7 @@ def test_a_path_that_leads_to_no_agent_is_named(entry: str, told: str) -> None:
 def test_a_folder_that_is_a_package_is_still_a_module() -> None:
     Path("shop_of_agents").mkdir()
     Path("shop_of_agents", "__init__.py").write_text(
-        "from brain import Agent\na = Agent(name='a', version=1, instructions='')\n"
+        "from brainhands import Agent\na = Agent(name='a', version=1, instructions='')\n"
     )
 
     assert list(agents_in(["shop_of_agents"])) == ["a"]
@@ -237,7 +237,7 @@ def test_a_mistake_is_told_before_anything_starts(command: str, tmp_path: Path) 
     tools = ("--tools", "json") if command == "up" else ()
 
     refused = subprocess.run(
-        [sys.executable, "-m", "shared.cli.main", command, "--agents", "agents", *tools],
+        [sys.executable, "-m", "brainhands.shared.cli.main", command, "--agents", "agents", *tools],
         env={"PYTHONPATH": str(ROOT), "BRAINHANDS_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,

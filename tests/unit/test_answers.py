@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, RootModel
 
-from brain.agent import Agent
-from brain.answers import final_tools, judge, requested
-from brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, Unfit
-from brain.fitting import MOST_STEPS, TooCostly, misfit
-from brain.models.dialects import DIALECTS, dialect_of
-from shared.errors import BadDefinition
-from shared.model.event import ModelCall
-from shared.model.json import Json
+from brainhands.brain.agent import Agent
+from brainhands.brain.answers import final_tools, judge, requested
+from brainhands.brain.decide import Answer, AskAgain, CallTools, GiveUp, PlannedCall, Unfit
+from brainhands.brain.fitting import MOST_STEPS, TooCostly, misfit
+from brainhands.brain.models.dialects import DIALECTS, dialect_of
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.event import ModelCall
+from brainhands.shared.model.json import Json
 
 
 class Report(BaseModel):

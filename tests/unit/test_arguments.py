@@ -46,12 +46,12 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from hands.arguments import BadArguments
-from hands.flow import Flow, phase
-from hands.tool import AnyTool, tool
-from shared.errors import BadDefinition
-from shared.model.json import canonical, clean
-from shared.model.task import Done
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.flow import Flow, phase
+from brainhands.hands.tool import AnyTool, tool
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.json import canonical, clean
+from brainhands.shared.model.task import Done
 
 
 class Color(Enum):
@@ -443,7 +443,7 @@ def test_a_flow_that_takes_a_secret_is_refused_too() -> None:
 STORE = """
 import json, sys
 from tests.unit.test_arguments import TYPES, taking
-from hands.tool import tool
+from brainhands.hands.tool import tool
 taker = taking(TYPES[sys.argv[1]][0])
 stored = taker.validate(json.loads(sys.argv[2]))
 value = taker.arguments.values(stored).value

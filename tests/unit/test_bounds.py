@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from brain.agent import Agent
-from hands import Ask, Document, Flow, Retry, phase, tool
-from hands.tool import MAX_OUTPUT_BYTES
-from shared.errors import BadDefinition, SettingsError
-from shared.model.bounds import MAX_CONCURRENCY, MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES, check_time
-from shared.runtime.settings import settings
+from brainhands import Ask, Document, Flow, Retry, phase, tool
+from brainhands.brain.agent import Agent
+from brainhands.hands.tool import MAX_OUTPUT_BYTES
+from brainhands.shared.errors import BadDefinition, SettingsError
+from brainhands.shared.model.bounds import MAX_CONCURRENCY, MAX_COUNT, MAX_SECONDS, MAX_TOKENS, MAX_TRIES, check_time
+from brainhands.shared.runtime.settings import settings
 
 NOT_A_DURATION = [
     0,

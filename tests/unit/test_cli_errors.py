@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from shared.cli import main, submit
+from brainhands.shared.cli import main, submit
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 

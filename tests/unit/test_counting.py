@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from brain.counting import count_request
-from shared.kernel.tokens import estimate_json
-from shared.model.event import ContextCompacted, ModelCall, ModelOutput, Payload, ToolCallSuccess, Usage, UserMessage
+from brainhands.brain.counting import count_request
+from brainhands.shared.kernel.tokens import estimate_json
+from brainhands.shared.model.event import (
+    ContextCompacted,
+    ModelCall,
+    ModelOutput,
+    Payload,
+    ToolCallSuccess,
+    Usage,
+    UserMessage,
+)
 from tests.unit.test_prompt import body, log, prompt, user
 
 CALL = ModelCall(call_id="c1", provider_id="c1", name="send", arguments="{}")

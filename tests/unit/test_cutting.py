@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brain.cutting import UNANSWERED_CHARACTERS, Cut, cut, shorten
-from brain.prompt import ContextEvent, render
-from deploy.demo.model_server import transcript_problem
-from shared.model.event import (
+from brainhands.brain.cutting import UNANSWERED_CHARACTERS, Cut, cut, shorten
+from brainhands.brain.prompt import ContextEvent, render
+from brainhands.shared.model.event import (
     ContextCompacted,
     ModelCall,
     ModelOutput,
@@ -25,6 +24,7 @@ from shared.model.event import (
     ToolCallSuccess,
     Usage,
 )
+from deploy.demo.model_server import transcript_problem
 from tests.unit.test_prompt import log, prompt, user
 
 FIELDS: dict[str, Any] = {"tool": "send", "version": 1, "arguments": {}, "operation_id": None, "replay": None}

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from brain.decide import MAX_CALLS, Answer, AskAgain, CallTools, Decision, GiveUp, PlannedCall, decide
-from brain.models.reply import RawCall, Reply
-from shared.model.event import Usage
-from shared.model.tool import ToolSpec
+from brainhands.brain.decide import MAX_CALLS, Answer, AskAgain, CallTools, Decision, GiveUp, PlannedCall, decide
+from brainhands.brain.models.reply import RawCall, Reply
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.tool import ToolSpec
 
 
 def spec(name: str) -> ToolSpec:

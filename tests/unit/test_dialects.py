@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from brain.models.dialects import DIALECTS, ending_of
-from brain.models.provider import counted_usage, error_of_answer, provider_error, words_of
-from shared.model.event import Usage
+from brainhands.brain.models.dialects import DIALECTS, ending_of
+from brainhands.brain.models.provider import counted_usage, error_of_answer, provider_error, words_of
+from brainhands.shared.model.event import Usage
 
 TOO_LONG: list[tuple[str, int, Any]] = [
     (

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from hands import Flow, phase
-from shared.errors import BadDefinition, Incompatible
-from shared.model.derived import TokenUsage
-from shared.model.document import RESERVED, Document, StoredDocument
-from shared.model.ids import SessionId, new_task_id
+from brainhands import Flow, phase
+from brainhands.shared.errors import BadDefinition, Incompatible
+from brainhands.shared.model.derived import TokenUsage
+from brainhands.shared.model.document import RESERVED, Document, StoredDocument
+from brainhands.shared.model.ids import SessionId, new_task_id
 
 
 def with_states(value: Any) -> Any:

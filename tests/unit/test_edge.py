@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from shared.errors import Incompatible
-from shared.model import edge
+from brainhands.shared.errors import Incompatible
+from brainhands.shared.model import edge
 
 
 def test_words_come_out_as_they_are_and_anything_else_as_foreign() -> None:

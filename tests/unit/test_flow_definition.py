@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import EmailStr
 
-from hands.arguments import BadArguments
-from hands.flow import AnyDocument, Flow, FlowTransition, Step, TaskResult, Update, phase, run_phase
-from hands.tool import tool
-from shared.errors import BadDefinition
-from shared.model.document import Document
-from shared.model.ids import TaskId, new_task_id
-from shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Wait, WaitSignal
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.flow import AnyDocument, Flow, FlowTransition, Step, TaskResult, Update, phase, run_phase
+from brainhands.hands.tool import tool
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.document import Document
+from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Wait, WaitSignal
 
 
 class Mails(Document, kind="test_mails"):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.errors import NotStorable
-from shared.model.json import (
+from brainhands.shared.errors import NotStorable
+from brainhands.shared.model.json import (
     INSIDE_BYTES,
     INSIDE_DEPTH,
     MAX_BYTES,
@@ -29,8 +29,8 @@ from shared.model.json import (
     storable,
     storable_text,
 )
-from shared.runtime.servers import Postgres
-from shared.runtime.settings import libpq_url
+from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.settings import libpq_url
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))
 ANY_VALUE = st.recursive(

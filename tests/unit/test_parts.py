@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.cli.parts import Part, brain_part, flower_part, hands_part, relay_part
-from shared.runtime.settings import Addresses
+from brainhands.shared.cli.parts import Part, brain_part, flower_part, hands_part, relay_part
+from brainhands.shared.runtime.settings import Addresses
 
 FOUND = Addresses(database_url="postgresql+psycopg://host/shop", redis_url="redis://host/0")
 PARTS: dict[str, Callable[[], Part]] = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brain import Agent, Prices
-from shared.errors import BadDefinition
-from shared.model.event import Usage
-from shared.model.prices import dollars
+from brainhands import Agent, Prices
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.event import Usage
+from brainhands.shared.model.prices import dollars
 
 
 @pytest.mark.promise("E13")

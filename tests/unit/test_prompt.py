@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from brain.prompt import LONGEST_RESULT, ContextEvent, OpenCall, UnreadableEvent, call_ids, render, request_digest
-from deploy.demo.model_server import transcript_problem
-from shared.model.event import (
+from brainhands.brain.prompt import (
+    LONGEST_RESULT,
+    ContextEvent,
+    OpenCall,
+    UnreadableEvent,
+    call_ids,
+    render,
+    request_digest,
+)
+from brainhands.shared.model.event import (
     ContextCompacted,
     HumanApprovalAnswered,
     HumanApprovalRequested,
@@ -32,8 +39,9 @@ from shared.model.event import (
     Usage,
     UserMessage,
 )
-from shared.model.json import Json
-from shared.model.tool import ToolSpec
+from brainhands.shared.model.json import Json
+from brainhands.shared.model.tool import ToolSpec
+from deploy.demo.model_server import transcript_problem
 
 SEND = ToolSpec(
     kind="tool:send",

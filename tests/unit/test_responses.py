@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brain import Agent
-from brain.background import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, look_seconds
-from brain.models.provider import estimated_usage
-from brain.models.reply import Interrupted, ProviderError, RawCall, Reply
-from brain.models.responses import Response, reply_of, request_of
+from brainhands import Agent
+from brainhands.brain.background import FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, look_seconds
+from brainhands.brain.models.provider import estimated_usage
+from brainhands.brain.models.reply import Interrupted, ProviderError, RawCall, Reply
+from brainhands.brain.models.responses import Response, reply_of, request_of
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.event import Usage
 from deploy.demo.model_responses import as_chat
-from shared.errors import BadDefinition
-from shared.model.event import Usage
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"order": 7}'}}
 BODY = {"model": "m", "input": []}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import ServerUnavailable, SettingsError
-from shared.runtime.settings import (
+from brainhands.shared.errors import ServerUnavailable, SettingsError
+from brainhands.shared.runtime.settings import (
     Settings,
     addresses,
     libpq_url,

@@ -10,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 
-from brain.models.dialects import dialect_of, host_of
-from brain.models.responses import request_of
-from brain.models.schema import accepted
-from brain.models.strict import short_id, strict
-from brain.prompt import Extras, render
-from deploy.demo.model_server import transcript_problem
-from deploy.demo.model_strict import schema_problems, strict_problem
-from shared.model.event import (
+from brainhands.brain.models.dialects import dialect_of, host_of
+from brainhands.brain.models.responses import request_of
+from brainhands.brain.models.schema import accepted
+from brainhands.brain.models.strict import short_id, strict
+from brainhands.brain.prompt import Extras, render
+from brainhands.shared.model.event import (
     ModelOutput,
     ModelRequest,
     Payload,
@@ -26,6 +24,8 @@ from shared.model.event import (
     ToolCallSettled,
     UserMessage,
 )
+from deploy.demo.model_server import transcript_problem
+from deploy.demo.model_strict import schema_problems, strict_problem
 from tests.unit.test_prompt import SEND, call, compacted, error, interrupted, log, output, success
 
 REQUEST = ModelRequest(agent="a", agent_version=1, model="m", options={}, tools=[], cutoff=10_000)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.cli import terminal
-from shared.cli.terminal import escaped, one_line, say, say_json, styled
+from brainhands.shared.cli import terminal
+from brainhands.shared.cli.terminal import escaped, one_line, say, say_json, styled
 
 COMMANDS = Path(terminal.__file__).parent
 
@@ -79,8 +79,8 @@ def test_what_is_cut_says_so(room: int) -> None:
 def process(code: str, **environment: str) -> subprocess.Popen[bytes]:
     """A process that prints, as a command does."""
     return subprocess.Popen(
-        [sys.executable, "-c", f"from shared.cli.terminal import *\nprepare()\n{code}"],
-        env={"PYTHONPATH": str(COMMANDS.parents[1]), **environment},
+        [sys.executable, "-c", f"from brainhands.shared.cli.terminal import *\nprepare()\n{code}"],
+        env={"PYTHONPATH": str(COMMANDS.parents[2]), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

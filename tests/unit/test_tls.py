@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.runtime.tls import tls_fault
+from brainhands.shared.runtime.tls import tls_fault
 from tests.instruments.certificates import make_certificate
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, EmailStr
 
-from hands.arguments import BadArguments
-from hands.context import ToolContext
-from hands.loading import tools_in
-from hands.outcomes import NotFound, Retry, ToolError, Unknown
-from hands.tool import AnyTool, tool
-from shared.errors import BadDefinition
-from shared.model.edge import ForeignError
-from shared.model.ids import new_session_id, new_task_id
-from shared.model.json import canonical
-from shared.model.tool import Replay
+from brainhands.hands.arguments import BadArguments
+from brainhands.hands.context import ToolContext
+from brainhands.hands.loading import tools_in
+from brainhands.hands.outcomes import NotFound, Retry, ToolError, Unknown
+from brainhands.hands.tool import AnyTool, tool
+from brainhands.shared.errors import BadDefinition
+from brainhands.shared.model.edge import ForeignError
+from brainhands.shared.model.ids import new_session_id, new_task_id
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.tool import Replay
 
 
 class Receipt(BaseModel):
@@ -437,7 +437,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-HEAD = "from hands.tool import tool\nfrom hands.flow import Flow, phase\nfrom shared.model.task import Done\n"
+HEAD = "from brainhands import Done, Flow, phase, tool\n"
 ECHO = "@tool\ndef echo(text: str) -> str:\n    return text\n"
 FLOW = "class {}(Flow, name='{}'):\n    @phase\n    def start(self): return Done()\n"
 

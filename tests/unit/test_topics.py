@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.bus.topics import own_entry, read_entry, write_hints
-from shared.model.ids import new_session_id, new_task_id
+from brainhands.shared.bus.topics import own_entry, read_entry, write_hints
+from brainhands.shared.model.ids import new_session_id, new_task_id
 
 HINT = (new_task_id(), new_session_id())
 

@@ -9,17 +9,17 @@ from uuid import UUID
 
 import pytest
 
-from brain.agent import Agent, agent_of
-from hands import Done, Flow, FlowState, Next, phase, tool
-from hands.calls import tool_kind
-from hands.flows import flow_kind
-from shared.cli import timeline
-from shared.errors import BadDefinition, Incompatible
-from shared.kernel.chain import GENESIS
-from shared.model.event import Event
-from shared.model.ids import SessionId
-from shared.model.json import canonical
-from shared.model.task import Requirement, Task
+from brainhands import Done, Flow, FlowState, Next, phase, tool
+from brainhands.brain.agent import Agent, agent_of
+from brainhands.hands.calls import tool_kind
+from brainhands.hands.flows import flow_kind
+from brainhands.shared.cli import timeline
+from brainhands.shared.errors import BadDefinition, Incompatible
+from brainhands.shared.kernel.chain import GENESIS
+from brainhands.shared.model.event import Event
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.json import canonical
+from brainhands.shared.model.task import Requirement, Task
 from tests.kernel.tasks import task
 
 

@@ -1,1 +1,1 @@
-"""The schema's revisions, run by shared.store.migrate."""
+"""The schema's revisions, run by brainhands.shared.store.migrate."""

@@ -1,8 +1,8 @@
-"""Alembic's entry: migrations run on the connection that shared.store.migrate hands over."""
+"""Alembic's entry: migrations run on the connection that brainhands.shared.store.migrate hands over."""
 
 from alembic import context
 
-from shared.store.tables import SCHEMA, metadata
+from brainhands.shared.store.tables import SCHEMA, metadata
 
 connection = context.config.attributes["connection"]
 context.configure(
