@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -276,21 +278,35 @@ def pgbouncer(url: str, mode: str) -> Iterator[str]:
     if program is None:
         pytest.skip("pgbouncer is not installed")
     address = urlsplit(url)
-    with readable_folder() as folder, Pooler("127.0.0.1", 1, "session") as taken:
-        port = taken.port + 1 if taken.port < 65_000 else taken.port - 1
+    account = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    with readable_folder() as folder:
         folder.chmod(0o777)
-        configuration = folder / "pgbouncer.ini"
-        configuration.write_text(
-            f"[databases]\n* = host={address.hostname} port={address.port} user={address.username}"
-            f" password={address.password}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
-            f"auth_type = any\npool_mode = {mode}\nunix_socket_dir =\n"
-        )
-        account = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
-        with subprocess.Popen([program, str(configuration)], stderr=subprocess.DEVNULL, **account) as process:  # type: ignore[call-overload]
+        configuration, log = folder / "pgbouncer.ini", folder / "pgbouncer.log"
+        # A port is free only until somebody takes it, so one that was taken is passed over.
+        for port in itertools.islice(_free_ports(), 10):
+            configuration.write_text(
+                f"[databases]\n* = host={address.hostname} port={address.port} user={address.username}"
+                f" password={address.password}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
+                f"auth_type = any\npool_mode = {mode}\nunix_socket_dir =\nlogfile = {log}\n"
+            )
             pooled = f"postgresql://{address.username}@127.0.0.1:{port}{address.path}"
-            wait_until(lambda: _answers(pooled), 30, "pgbouncer")
-            yield pooled
-            process.terminate()
+            command = ["-q", str(configuration)]
+            with subprocess.Popen([program, *command], stderr=subprocess.DEVNULL, **account) as process:  # type: ignore[call-overload]
+                try:
+                    wait_until(lambda: process.poll() is not None or _answers(pooled), 30, "pgbouncer")  # noqa: B023
+                    if process.poll() is None:
+                        yield pooled
+                        return
+                finally:
+                    process.terminate()
+        pytest.fail(f"pgbouncer does not start:\n{log.read_text()}")
+
+
+def _free_ports() -> Iterator[int]:
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port: int = taken.getsockname()[1]
+        yield port
 
 
 @contextmanager
