@@ -465,6 +465,7 @@ def _store_reply(
         provider=host_of(settings().openai_base_url),
         extra=reply.extra,
         problem=decision.problem if isinstance(decision, Unfit) and not decision.planned else None,
+        plain=task.checkpoint["request"].get("plain", False),
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
     seq = draft.event(output, causes=[task.checkpoint["request_seq"]], task=task)

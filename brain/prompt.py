@@ -90,14 +90,26 @@ def render(
 ) -> dict[str, Any]:
     """The Chat Completions body for the events up to the request's cutoff. Raises OpenCall and UnreadableEvent."""
     context = [event for event in events if event.seq <= request.cutoff]
-    messages = _messages(context, None if request.plain else extras)
-    body = {**request.options, "model": request.model, "messages": _plain(messages) if request.plain else messages}
+    plain = _is_plain(context, request)
+    messages = _messages(context, None if plain else extras)
+    body = {**request.options, "model": request.model, "messages": _plain(messages) if plain else messages}
     if request.output is not None and request.output.by == "response_format":
         wanted = {"name": "answer", "schema": request.output.parameters}
         body["response_format"] = {"type": "json_schema", "json_schema": wanted}
     if specs:
         body["tools"] = [_tool(spec) for spec in specs]
     return body
+
+
+def _is_plain(events: Sequence[ContextEvent], request: ModelRequest) -> bool:
+    """Whether a request is put in plain words: it is pinned so, or it shows a reply that only plain words got.
+
+    What was refused before that reply would be refused again for as long as it is shown.
+    """
+    newest = newest_compaction(events)
+    upto = newest.payload.upto if newest is not None and isinstance(newest.payload, ContextCompacted) else 0
+    shown = (event.payload for event in events if event.seq > upto)
+    return request.plain or any(isinstance(payload, ModelOutput) and payload.plain for payload in shown)
 
 
 def newest_compaction(events: Sequence[ContextEvent]) -> ContextEvent | None:

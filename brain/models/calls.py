@@ -149,7 +149,10 @@ def keep_extra(kept: dict[str, Any], part: dict[str, Any], names: Iterable[str])
         value = part.get(name)
         if value is None:
             continue
-        value = clean(value)
+        try:
+            value = clean(value)
+        except NotStorable:
+            continue
         characters += len(json.dumps(value))
         known = kept.get(name)
         joins = isinstance(value, str | list) and type(known) is type(value)
@@ -158,11 +161,26 @@ def keep_extra(kept: dict[str, Any], part: dict[str, Any], names: Iterable[str])
 
 
 def _fields(part: dict[str, Any]) -> tuple[str, str, str]:
-    function = part.get("function") or {}
+    function = fields_of(part.get("function"))
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = "" if arguments is None else json.dumps(arguments)
     return text_or_nothing(part.get("id"))[:LONGEST_ID], text_or_nothing(function.get("name")), arguments
+
+
+def fields_of(value: object) -> dict[str, Any]:
+    """An object that is not needed: what is none counts as one without fields."""
+    return value if isinstance(value, dict) else {}
+
+
+def items_of(values: object) -> list[dict[str, Any]]:
+    """The objects among some values. Raises TypeError where there are values and none of them is an object."""
+    if not isinstance(values, list):
+        raise TypeError(f"{type(values).__name__} where a list belongs")
+    found = [value for value in values if isinstance(value, dict)]
+    if values and not found:
+        raise TypeError("no object where objects belong")
+    return found
 
 
 def text_or_nothing(value: object) -> str:

@@ -8,14 +8,13 @@ not needed is never a reason to lose a reply that was paid for.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
-from brainhands.brain.models.calls import Calls, keep_extra, word_of
+from brainhands.brain.models.calls import Calls, fields_of, keep_extra, word_of
 from brainhands.brain.models.dialects import MESSAGE_EXTRAS, ending_of
 from brainhands.brain.models.line import Answer, Endpoint, Lost, asking, never
 from brainhands.brain.models.provider import (
@@ -25,6 +24,8 @@ from brainhands.brain.models.provider import (
     estimated_usage,
     logprobs_of,
     provider_error,
+    read_json,
+    without_key,
     words_of,
 )
 from brainhands.brain.models.reply import Interrupted, ProviderError, Reply
@@ -53,7 +54,7 @@ def send(
 
     `on_text` gets each new piece of text; what it raises ends the call and comes through.
     """
-    heard = _Heard(body)
+    heard = _Heard(body, at.api_key)
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with asking("POST", "/chat/completions", streamed, at=at, timeouts=timeouts, stop=stop) as answer:
         end = _listen(answer, heard, on_text)
@@ -113,8 +114,10 @@ def _take_whole(text: bytes, heard: _Heard, on_text: Callable[[str], None]) -> s
     try:
         said = heard.take(text.decode(errors="replace"))
     except NOT_UNDERSTOOD:
+        said = ""
+    if not (said or heard.finish_reason or heard.error):
         shown = " ".join(text[: 4 * SHOWN_CHARACTERS].decode(errors="replace").split())[:SHOWN_CHARACTERS]
-        return f"the answer is no completion: {clean_text(shown)}"
+        return f"the answer is no completion: {clean_text(without_key(shown, heard.api_key))}"
     if said:
         on_text(clean_text(said))
     return "the completion has no finish reason"
@@ -125,6 +128,7 @@ class _Heard:
     """What a provider has said so far, in answer to `body`."""
 
     body: dict[str, Any]
+    api_key: str
     texts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     characters: int = 0
@@ -145,9 +149,9 @@ class _Heard:
         """Takes in one event and returns the text it added; a chunk of another shape raises NOT_UNDERSTOOD."""
         if not (data := data.strip()) or data == "[DONE]":
             return ""
-        chunk = json.loads(data)
+        chunk = read_json(data)
         if error := chunk.get("error"):
-            self.error = provider_error(error, None, None, "")
+            self.error = provider_error(error, None, None, self.api_key)
         self.model = word_of(chunk.get("model")) or self.model
         self.response_id = word_of(chunk.get("id")) or self.response_id
         self.usage = counted_usage(chunk.get("usage")) or counted_usage(_groq(chunk)) or self.usage
@@ -160,7 +164,7 @@ class _Heard:
 
     def _take_choice(self, choice: dict[str, Any]) -> str:
         if error := choice.get("error"):
-            self.error = provider_error(error, None, None, "")
+            self.error = provider_error(error, None, None, self.api_key)
         delta = choice.get("delta") or choice.get("message") or {}
         said = words_of(delta.get("content"))
         self.characters += keep_extra(self.extra, delta, MESSAGE_EXTRAS)
@@ -215,5 +219,5 @@ class _Heard:
 
 def _groq(chunk: dict[str, Any]) -> Json:
     """Groq's own place for the count of a stream."""
-    own = chunk.get("x_groq")
-    return own.get("usage") if isinstance(own, dict) else None
+    usage: Json = fields_of(chunk.get("x_groq")).get("usage")
+    return usage

@@ -36,6 +36,10 @@ class Dialect:
     """Codes and types of refusals that no waiting mends, whatever their status."""
     final: tuple[str, ...] = ()
     """The same, by regular expressions for the message."""
+    key_codes: tuple[str, ...] = ()
+    """Codes and types of refusals of the worker's key, whatever their status."""
+    key: tuple[str, ...] = ()
+    """The same, by regular expressions for the message."""
     filter_codes: tuple[str, ...] = ()
     """Codes and types by which a content filter refuses a request."""
     endings: Mapping[str, Ending] = field(default_factory=dict)
@@ -50,7 +54,8 @@ DIALECTS: Final = (
         json_schema=True,
         overflow=(r"maximum context length", r"exceeds the context window", r"request too large for"),
         overflow_codes=("context_length_exceeded", "string_above_max_length"),
-        final_codes=("insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "invalid_api_key"),
+        final_codes=("insufficient_quota", "billing_hard_limit_reached", "billing_not_active"),
+        key_codes=("invalid_api_key",),
         filter_codes=("content_policy_violation",),
         endings={
             "stop": "stop",
@@ -126,10 +131,11 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="gemini",
-        source="Gemini API reference: FinishReason; token count error text; thought signatures on calls",
+        source="Gemini API reference: FinishReason, thought signatures; error texts; a wrong key is 400",
         hosts=("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
         json_schema=True,
         overflow=(r"input token count.{0,40}exceeds the maximum",),
+        key=(r"api key not valid", r"api key expired"),
         endings={
             "max_tokens": "length",
             "safety": "content_filter",
@@ -149,6 +155,7 @@ DIALECTS: Final = (
         hosts=("api.anthropic.com",),
         overflow=(r"prompt is too long", r"exceed context limit", r"request exceeds the maximum size"),
         overflow_codes=("request_too_large",),
+        key_codes=("authentication_error",),
         final=(r"credit balance is too low",),
         endings={
             "end_turn": "stop",
@@ -190,10 +197,11 @@ DIALECTS: Final = (
     ),
     Dialect(
         name="xai",
-        source="error text",
+        source="error texts; a wrong key is 400",
         hosts=("api.x.ai",),
         json_schema=True,
         overflow=(r"maximum prompt length is \d+",),
+        key=(r"incorrect api key provided",),
     ),
     Dialect(
         name="moonshot",
@@ -262,9 +270,11 @@ def _any(patterns: Iterable[str]) -> re.Pattern[str]:
 
 _OVERFLOW = _any(pattern for row in DIALECTS for pattern in row.overflow)
 _FINAL = _any(pattern for row in DIALECTS for pattern in row.final)
+_KEY = _any(pattern for row in DIALECTS for pattern in row.key)
 _ENDINGS: Mapping[str, Ending] = {word.lower(): ending for row in DIALECTS for word, ending in row.endings.items()}
 OVERFLOW_CODES = frozenset(code for row in DIALECTS for code in row.overflow_codes)
 FINAL_CODES = frozenset(code for row in DIALECTS for code in row.final_codes)
+KEY_CODES = frozenset(code for row in DIALECTS for code in row.key_codes)
 FILTER_CODES = frozenset(code for row in DIALECTS for code in row.filter_codes)
 
 MESSAGE_EXTRAS = tuple(dict.fromkeys(field for row in DIALECTS for field in row.wants_back))
@@ -304,6 +314,11 @@ def is_overflow(status: int | None, names: Iterable[str], message: str) -> bool:
 def is_final(names: Iterable[str], message: str) -> bool:
     """Whether no waiting mends a refusal, such as that of a quota that is used up, whatever its status says."""
     return not FINAL_CODES.isdisjoint(names) or _FINAL.search(message) is not None
+
+
+def is_of_key(status: int | None, names: Iterable[str], message: str) -> bool:
+    """Whether a refusal is of the worker's key, so that no other request of this worker would be answered either."""
+    return status == 401 or not KEY_CODES.isdisjoint(names) or _KEY.search(message) is not None
 
 
 def ending_of(finish_reason: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from brainhands.brain.models.dialects import FILTER_CODES, is_final, is_overflow
+from brainhands.brain.models.dialects import FILTER_CODES, is_final, is_of_key, is_overflow
 from brainhands.brain.models.reply import ProviderError
 from brainhands.shared.kernel.tokens import MOST_TOKENS, estimate_json, estimate_text
 from brainhands.shared.model.event import Usage
@@ -22,6 +22,7 @@ LONGEST_MESSAGE = 2_000
 READ_CHARACTERS = 16_000
 """Of a message: what is looked through for the words that tell one refusal from another."""
 LONGEST_CODE = 100
+MOST_DIGITS = 100
 MOST_CHARACTERS = 1_000_000
 """Of one reply, the names and arguments of its calls included."""
 MOST_LOGPROBS = 100_000
@@ -42,7 +43,13 @@ BAD_REQUESTS = frozenset(
 )
 """Codes and types which, where no status comes with them, tell a bad request from a failed server."""
 
-KEY_CODES = frozenset({"invalid_api_key", "authentication_error"})
+
+def read_json(text: str | bytes) -> Any:
+    """A provider's JSON, in which a number of more digits than mean something counts as endless.
+
+    Raises ValueError and RecursionError.
+    """
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= MOST_DIGITS else math.inf)
 
 
 def required_key() -> str:
@@ -128,7 +135,7 @@ def _number_of(value: object) -> int | None:
 def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: str) -> ProviderError:
     """What an HTTP answer that is a refusal says; `text` is the beginning of its body."""
     try:
-        said = json.loads(text)
+        said = read_json(text)
     except (ValueError, RecursionError):
         said = text.decode(errors="replace").strip()
     if isinstance(said, list) and said:  # Gemini's form
@@ -144,22 +151,25 @@ def provider_error(error: object, status: int | None, retry_after: float | None,
     if status is None and names and names[0].isdecimal() and 400 <= int(names[0]) <= 599:
         status = int(names[0])
     message = _message(fields) or f"status {status}"
-    if api_key:
-        message = message.replace(api_key, "***")  # some servers quote the key they refuse
-    overflow = is_overflow(status, names, message)
-    final = overflow or is_final(names, message) or not FILTER_CODES.isdisjoint(names)
+    overflow, of_key = is_overflow(status, names, message), is_of_key(status, names, message)
+    final = overflow or of_key or is_final(names, message) or not FILTER_CODES.isdisjoint(names)
     if status is None:
         final = final or not BAD_REQUESTS.isdisjoint(names)
     return ProviderError(
-        clean_text(message[:LONGEST_MESSAGE]),
+        clean_text(without_key(message, api_key)[:LONGEST_MESSAGE]),
         status=status,
-        code=clean_text(names[0]) if names else None,
+        code=clean_text(without_key(names[0], api_key)) if names else None,
         retry_after=retry_after,
         heals=not final and (status is None or status in HEALING_STATUSES or status >= 500),
         overflow=overflow,
         filtered=not FILTER_CODES.isdisjoint(names),
-        of_key=status == 401 or not KEY_CODES.isdisjoint(names),
+        of_key=of_key,
     )
+
+
+def without_key(text: str, api_key: str) -> str:
+    """The provider's words for the log: some servers quote the key that they refuse."""
+    return text.replace(api_key, "***") if api_key else text
 
 
 def _message(fields: dict[str, Any]) -> str:

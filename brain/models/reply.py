@@ -103,4 +103,4 @@ class ProviderError(BrainhandsError):
     @property
     def refuses_content(self) -> bool:
         """Whether it may be for what the request says that it was refused for good."""
-        return not self.heals and not self.overflow and self.status in REFUSED
+        return not self.heals and not self.overflow and not self.of_key and self.status in REFUSED

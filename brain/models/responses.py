@@ -7,13 +7,12 @@ objects are read as plain dicts, so that an item of a kind that nobody knows her
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import quote
 
-from brainhands.brain.models.calls import LONGEST_ID, Calls, text_or_nothing, word_of
+from brainhands.brain.models.calls import LONGEST_ID, Calls, fields_of, items_of, text_or_nothing, word_of
 from brainhands.brain.models.dialects import ending_of
 from brainhands.brain.models.line import Endpoint, Lost, asking, never
 from brainhands.brain.models.provider import (
@@ -23,6 +22,7 @@ from brainhands.brain.models.provider import (
     estimated_usage,
     logprobs_of,
     provider_error,
+    read_json,
     retry_after,
     words_of,
 )
@@ -44,6 +44,8 @@ class Response:
 
     content: dict[str, Any]
     retry_after: float | None = None
+    api_key: str = field(default="", repr=False)
+    """What it was asked for with, and what no error of it shows."""
 
     @property
     def response_id(self) -> str:
@@ -96,14 +98,14 @@ def _ask(
     except Lost as lost:
         raise Interrupted("", str(lost)) from None
     try:
-        content = json.loads(text)
+        content = read_json(text)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise Interrupted("", "the provider's answer makes no sense")
     if content.get("error") and not content.get("id"):
         raise provider_error(content["error"], None, asked_for, at.api_key)
-    return Response(content=content, retry_after=asked_for)
+    return Response(content=content, retry_after=asked_for, api_key=at.api_key)
 
 
 def request_of(chat: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def reply_of(answer: Response, body: dict[str, Any]) -> Reply:
     content = answer.content
     usage = counted_usage(content.get("usage"))
     try:
-        said = _said(content.get("output") or ())
+        said = _said(items_of(content.get("output") or []))
         reason = _finish_reason(answer, said)
         model, response_id = word_of(content.get("model")), word_of(answer.response_id)
     except (ValueError, TypeError, AttributeError, LookupError):
@@ -215,7 +217,7 @@ class _Said:
     logprobs: tuple[tuple[str, float], ...]
 
 
-def _said(output: Iterable[Any]) -> _Said:
+def _said(output: Iterable[dict[str, Any]]) -> _Said:
     messages: list[str] = []
     refusals: list[str] = []
     calls = Calls()
@@ -247,7 +249,7 @@ def _finish_reason(answer: Response, said: _Said) -> str | None:
     if answer.status == "completed":
         return "tool_calls" if said.calls else "stop"
     if answer.status == "incomplete":
-        return ending_of(word_of((answer.content.get("incomplete_details") or {}).get("reason"))) or "incomplete"
+        return ending_of(word_of(fields_of(answer.content.get("incomplete_details")).get("reason"))) or "incomplete"
     return None
 
 
@@ -256,7 +258,7 @@ def _unfinished(answer: Response, text: str, usage: Usage | None) -> Interrupted
         # Whoever cancelled it at the provider does not want it to be asked for again.
         heals = answer.status != "cancelled"
         return Interrupted(text, f"the response is {answer.status} at the provider", usage=usage, heals=heals)
-    error = provider_error(answer.content.get("error") or "the response failed", None, None, "")
+    error = provider_error(answer.content.get("error") or "the response failed", None, None, answer.api_key)
     if not (text or usage):
         return error
     reason = f"the response failed: {error}"

@@ -203,6 +203,8 @@ class ModelOutput(Payload):
     """What the provider put on the message and wants back with it, such as its reasoning."""
     problem: str | None = None
     """Why the text was not taken as the answer, as the model is told."""
+    plain: bool = False
+    """Whether its request was pinned to be in plain words, as later requests are that show this reply."""
     request_changed: bool = False
     """True where an earlier attempt of the same request was rendered differently (a deploy came between)."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,11 +33,14 @@ from tests.instruments.provider import (
     Pieces,
     call,
     delta,
+    document,
     event,
     http,
     in_chunks,
+    response,
     saying,
     split,
+    stream,
 )
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
@@ -68,14 +72,14 @@ def hostile() -> Iterator[HostileProvider]:
 
 
 def outcome(
-    hostile: HostileProvider, pieces: Callable[[], Pieces], timeouts: Timeouts = TIMEOUTS
+    hostile: HostileProvider, pieces: Callable[[], Pieces], timeouts: Timeouts = TIMEOUTS, api_key: str = "k"
 ) -> Reply | Interrupted | ProviderError:
     """What one chat request comes to; anything else than the three comes through."""
     before = len(hostile.requests)
     hostile.script = lambda _asked: pieces()
     try:
         return chat.send(
-            BODY, at=Endpoint(api_key="k", base_url=hostile.url), timeouts=timeouts, on_text=lambda _text: None
+            BODY, at=Endpoint(api_key=api_key, base_url=hostile.url), timeouts=timeouts, on_text=lambda _text: None
         )
     except (Interrupted, ProviderError) as problem:
         return problem
@@ -84,11 +88,11 @@ def outcome(
 
 
 def background_outcome(
-    hostile: HostileProvider, pieces: Callable[[], Pieces], timeouts: Timeouts = TIMEOUTS
+    hostile: HostileProvider, pieces: Callable[[], Pieces], timeouts: Timeouts = TIMEOUTS, api_key: str = "k"
 ) -> Reply | Interrupted | ProviderError | None:
     """What a background response comes to that is answered and shown like this; None where it goes on."""
     hostile.script = lambda _asked: pieces()
-    at = Endpoint(api_key="k", base_url=hostile.url)
+    at = Endpoint(api_key=api_key, base_url=hostile.url)
     body = responses.request_of(BODY)
     try:
         made = responses.create(body, at=at, timeouts=timeouts)
@@ -165,6 +169,40 @@ def test_a_reply_is_the_same_in_every_framing(hostile: HostileProvider, name: st
     assert outcome(hostile, lambda: FRAMINGS[name](RECORDED)) == WHOLE
 
 
+ENDLESS = b"9" * 5_000
+BESIDE: dict[str, Callable[[bytes], bytes]] = {
+    "a number without end": lambda text: text.replace(b'"index": 0', b'"index": 0, "created": ' + ENDLESS),
+    "a number that is none": lambda text: text.replace(b'"index": 0', b'"index": 0, "cost": NaN, "seed": -1e999'),
+    "a count without end": lambda text: text.replace(b'"choices": []', b'"choices": [], "x_groq": ' + ENDLESS),
+    "a name that is none": lambda text: event(id=7, model=["m"], choices=[], usage=[1], object={}) + text,
+    "what it wants back, and nobody can store": lambda text: (
+        b'data: {"choices": [{"index": 0, "delta": {"reasoning_details": ' + DEEP[4_800:-4_800] + b"}}]}\n\n" + text
+    ),
+}
+
+
+@pytest.mark.promise("E13", "E15")
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_is_not_needed_is_no_reason_to_lose_a_reply(hostile: HostileProvider, name: str) -> None:
+    found = outcome(hostile, lambda: [http(), BESIDE[name](RECORDED)])
+
+    assert found == WHOLE
+
+
+@pytest.mark.promise("E13", "E15")
+@pytest.mark.parametrize("odd", [7, None, "x", [1], {}, {"type": 7}, {"type": "reasoning", "summary": 7}])
+def test_an_item_that_is_not_needed_is_no_reason_to_lose_a_background_response(
+    hostile: HostileProvider, odd: Any
+) -> None:
+    whole = response(status="incomplete", incomplete_details=odd, created_at=-1e999)
+    text = json.dumps({**whole, "output": [odd, *whole["output"], odd]}).encode()
+
+    found = background_outcome(hostile, lambda: [http(200, "application/json"), text.replace(b"-Infinity", ENDLESS)])
+
+    assert isinstance(found, Reply)
+    assert (found.text, found.usage.tokens_out) == ("So be it.", 30)
+
+
 @pytest.mark.promise("E12", "E13", "E15")
 @pytest.mark.parametrize("name", ODD)
 def test_whatever_a_provider_says_has_a_stated_and_bounded_outcome(hostile: HostileProvider, name: str) -> None:
@@ -201,6 +239,32 @@ def test_a_background_response_that_is_refused_as_success_keeps_the_providers_wo
             responses.create(BODY, at=at, timeouts=TIMEOUTS)
 
     assert not raised.value.heals
+
+
+SECRET = "sk-7Yq0secret"
+QUOTED = {"message": f"Incorrect key {SECRET}.", "code": SECRET}
+QUOTES: dict[str, Callable[[], Pieces]] = {
+    "a refusal": lambda: document({"error": QUOTED}, 401),
+    "a refusal in plain text": lambda: [http(400, "text/plain"), SECRET.encode()],
+    "an error as success": lambda: document({"error": QUOTED}),
+    "an error in the stream": lambda: stream(HALF, event(error=QUOTED)),
+    "an error of a choice": lambda: stream(event(choices=[{"error": QUOTED}])),
+    "a page as success": lambda: [http(200, "text/html"), f"<html>Authorization: Bearer {SECRET}".encode()],
+    "a failure": lambda: document(response(status="failed", error=QUOTED, usage=None, output=[])),
+    "a failure after some words": lambda: document(response(status="failed", error=QUOTED)),
+}
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize("name", QUOTES)
+def test_a_key_that_a_provider_quotes_is_in_no_error(hostile: HostileProvider, name: str) -> None:
+    ask = background_outcome if "failure" in name else outcome
+    found = ask(hostile, QUOTES[name], api_key=SECRET)
+
+    assert isinstance(found, Interrupted | ProviderError)
+    assert "***" in str(found)
+    assert SECRET not in str(found)
+    assert SECRET not in (getattr(found, "code", None) or "")
 
 
 @pytest.mark.promise("E15")

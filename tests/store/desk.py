@@ -43,7 +43,8 @@ class Desk:
         self._workers = [self.brain(**agent), echo_hands(stage)]
 
     def brain(self, **fields: Any) -> Worker:
-        agent = Agent(name="desk", version=1, model=MODEL, instructions="Help.", tools=["echo"], **fields)
+        asked: dict[str, Any] = {} if "models" in fields else {"model": MODEL}
+        agent = Agent(name="desk", version=1, instructions="Help.", tools=["echo"], **asked, **fields)
         agents = {("desk", 1): agent}
         kinds = (generation_kind(agents), compaction_kind(agents), intake_kind())
         return worker_of(self.stage, "brain", kinds, Offer(name="agent:desk", low=1, high=1))

@@ -372,6 +372,28 @@ def test_plain_words_are_tried_once_and_then_the_refusal_stands(desk: Desk) -> N
     assert len(desk.payloads(session, "model_request")) == 3
 
 
+@pytest.mark.promise("E2", "E12")
+def test_what_was_got_past_in_plain_words_stays_plain_until_a_summary_stands_for_it(desk: Desk) -> None:
+    called = Reply(calls=(Call(name="echo", arguments={"text": "hello"}),))
+    refused = Reply(fault=Fault.BAD_REQUEST)
+    session = desk.turn("first", called, "one").session_id
+    desk.turn("second", refused, session=session)
+    desk.turn(f"third {LONG}", refused, f"well then {LONG}", session=session)
+    fork = desk.stage.client.fork(session, at=desk.stage.client.session(session).session.last_seq).session_id
+
+    for each in (session, fork):
+        before = len(desk.asked)
+        desk.turn(f"fourth {LONG}", "go on", session=each)
+        (asked,) = desk.asked[before:]
+        assert all("tool_calls" not in message for message in asked["messages"])
+
+    desk.window = 2_600
+    desk.turn(f"fifth {LONG}", called, "done", session=session)
+    assert "They talked." in desk.asked[-1]["messages"][1]["content"]
+    assert "tool_calls" in desk.asked[-1]["messages"][-2]
+    assert desk.payloads(session, "model_output")[-1]["plain"] is False
+
+
 @pytest.mark.promise("E6")
 @pytest.mark.parametrize("fault", [Fault.UNAUTHORIZED, Fault.INSUFFICIENT_QUOTA])
 def test_what_is_refused_for_another_reason_than_its_words_is_not_put_in_others(desk: Desk, fault: Fault) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,8 +13,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from brainhands.brain import background
 from brainhands.brain.models import line
+from brainhands.brain.models.timeouts import Timeouts
+from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.submission import Receipt
+from brainhands.shared.model.task import Outcome
 from brainhands.shared.runtime.settings import settings
 from tests.instruments.provider import (
     COUNTED,
@@ -38,13 +43,16 @@ RETRIES = 2
 MOST_REQUESTS = 3 * (RETRIES + 1) + 6
 """Of one input: its rounds, tries and looks."""
 STILL_HERE = "Still here."
+PAST = "Long ago. " * 200
+FLOODS = ["a whole flood", "a line without end", "headers without end", "an error without end"]
+SILENCES = ["silence", "silence after the head", "silence in an error"]
 
 
 class Turns:
     """Plays inputs against `hostile`: what it says first is given, and after that it answers well."""
 
     def __init__(self, stage: Stage, hostile: HostileProvider, **agent: Any) -> None:
-        self.desk = Desk(stage, retries=RETRIES, request_seconds=3.0, silence_seconds=0.2, **agent)
+        self.desk = Desk(stage, retries=RETRIES, request_seconds=2.0, silence_seconds=0.2, **agent)
         self.hostile = hostile
         self.background = bool(agent.get("background"))
         self.script: deque[Callable[[], Pieces]] = deque()
@@ -87,6 +95,7 @@ class Turns:
 def turns_of(stage: Stage, **agent: Any) -> Iterator[Turns]:
     with pytest.MonkeyPatch.context() as patch, HostileProvider(lambda _asked: []) as hostile:
         patch.setattr(line, "MOST_BYTES", 2_000_000)
+        patch.setattr(background, "CALL_TIMEOUTS", Timeouts(whole=1.0))
         patch.setenv("OPENAI_API_KEY", "sk-test")
         patch.setenv("OPENAI_BASE_URL", hostile.url)
         settings.cache_clear()
@@ -136,6 +145,59 @@ def test_a_reply_that_ran_out_of_room_is_counted_before_the_context_is_compacted
     assert turns.desk.payloads(receipt.session_id, "model_request_voided")
 
 
+def spoken(turns: Turns) -> SessionId:
+    """A session whose past is worth a summary."""
+    receipt = turns.desk.submit(PAST)
+    turns.desk.play()
+    turns.hostile.requests.clear()
+    return receipt.session_id
+
+
+@pytest.mark.promise("E10", "E13", "B8")
+def test_a_summary_that_runs_out_of_room_is_counted_and_asked_for_with_less(turns: Turns) -> None:
+    session = spoken(turns)
+    turns.script.extend([ODD["too long, in words"], ODD["no room in the middle"]])
+    receipt = turns.desk.submit("Go on.", session=session)
+    turns.desk.play()
+
+    done = turns.desk.stage.client.submission(receipt.submission_id)
+    assert done.output == STILL_HERE
+    (paid,) = turns.desk.payloads(session, "model_interrupted")
+    assert (paid["text"], paid["usage"]["tokens_out"] > 0) == ("Half", True)
+    first, second = (json.dumps(asked.body) for asked in turns.hostile.requests[1:3])
+    assert len(second) < len(first)
+    assert len(turns.desk.payloads(session, "context_compacted")) == 1
+
+
+@pytest.mark.promise("E6", "E10")
+def test_the_model_that_was_fallen_back_to_writes_the_summary_and_goes_on(shared_stage: Stage) -> None:
+    with turns_of(shared_stage, models=["large", "small"]) as turns:
+        session = spoken(turns)
+        turns.script.extend([ODD["a refusal for good"], ODD["too long, in words"]])
+        receipt = turns.desk.submit("Go on.", session=session)
+        turns.desk.play()
+
+        assert turns.desk.stage.client.submission(receipt.submission_id).output == STILL_HERE
+        asked = [asked.body["model"] for asked in turns.hostile.requests if asked.body is not None]
+        assert asked == ["large", "small", "small", "small"]
+        assert len(turns.desk.payloads(session, "context_compacted")) == 1
+
+
+@pytest.mark.promise("E6", "E12")
+def test_a_model_whose_template_takes_no_tools_is_said_to_be_one_in_its_servers_words(turns: Turns) -> None:
+    no_tools = {"error": {"message": "this model does not support tools", "type": "api_error"}}
+    turns.hostile.script = lambda _asked: document(no_tools, 400)
+    session = None
+    for _ in range(3):
+        receipt = turns.desk.submit("Go on.", session=session)
+        session = receipt.session_id
+        turns.desk.play()
+        done = turns.desk.stage.client.submission(receipt.submission_id)
+        assert (done.outcome, done.error) == (Outcome.FAILED, "this model does not support tools")
+
+    assert len(turns.hostile.requests) <= 5
+
+
 MIXTURES = st.lists(st.sampled_from([*ODD]), min_size=1, max_size=6)
 
 
@@ -145,3 +207,27 @@ MIXTURES = st.lists(st.sampled_from([*ODD]), min_size=1, max_size=6)
 def test_any_mixture_of_answers_ends_and_leaves_a_session_that_goes_on(shared_stage: Stage, names: list[str]) -> None:
     with turns_of(shared_stage) as turns:
         turns.play(*(ODD[name] for name in names))
+
+
+@pytest.mark.promise("E4", "E6", "E11", "E12", "E13", "E15")
+@examples(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(names=st.lists(st.sampled_from([*ODD_RESPONSES]), min_size=1, max_size=8))
+def test_any_mixture_of_looks_at_a_background_response_ends_and_leaves_a_session_that_goes_on(
+    shared_stage: Stage, names: list[str]
+) -> None:
+    with turns_of(shared_stage, background=True) as turns:
+        turns.play(
+            lambda: document(response(status="queued")),
+            *(ODD_RESPONSES[name] for name in names if name not in SILENCES),
+        )
+
+
+@pytest.mark.promise("E13", "E15")
+@pytest.mark.parametrize("name", [*FLOODS, *SILENCES])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_flood_or_a_silence_of_a_background_response_is_bounded_when_it_is_made_and_when_it_is_looked_at(
+    background_turns: Turns, name: str, begun: bool
+) -> None:
+    queued = [lambda: document(response(status="queued"))] if begun else []
+
+    background_turns.play(*queued, ODD_RESPONSES[name])

@@ -136,6 +136,42 @@ def test_each_row_about_overflow_has_a_text_that_it_knows() -> None:
     assert {row.name for row in DIALECTS if row.overflow or row.overflow_codes} == {name for name, _, _ in TOO_LONG}
 
 
+WRONG_KEYS: list[tuple[str, int, Any]] = [
+    ("openai", 401, {"message": "Incorrect API key provided: sk-***.", "code": "invalid_api_key"}),
+    (
+        "gemini",
+        400,
+        [
+            {
+                "error": {
+                    "code": 400,
+                    "message": "API key not valid. Please pass a valid key.",
+                    "status": "INVALID_ARGUMENT",
+                }
+            }
+        ],
+    ),
+    ("gemini", 400, {"error": {"code": 400, "message": "API key expired. Please renew the API key."}}),
+    ("xai", 400, {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: xa***YA."}),
+    ("anthropic", 401, {"type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}}),
+]
+
+
+@pytest.mark.promise("E6")
+@pytest.mark.parametrize(("dialect", "status", "body"), WRONG_KEYS)
+def test_a_wrong_key_is_known_whatever_its_status_and_is_no_word_about_what_was_said(
+    dialect: str, status: int, body: Any
+) -> None:
+    found = error_of_answer(status, httpx2.Headers(), json.dumps(body).encode(), "")
+
+    assert (found.of_key, found.heals, found.refuses_content) == (True, False, False)
+    assert dialect in {row.name for row in DIALECTS}
+
+
+def test_each_row_about_keys_has_a_text_that_it_knows() -> None:
+    assert {row.name for row in DIALECTS if row.key or row.key_codes} == {name for name, _, _ in WRONG_KEYS}
+
+
 @pytest.mark.promise("E6")
 @pytest.mark.parametrize(("status", "error"), FINAL)
 def test_what_no_waiting_mends_is_final_whatever_its_status(status: int, error: Any) -> None:
