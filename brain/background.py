@@ -33,16 +33,16 @@ from brainhands.brain.models.line import endpoint
 from brainhands.brain.models.provider import estimated_usage
 from brainhands.brain.models.reply import Interrupted, ProviderError
 from brainhands.brain.models.timeouts import Timeouts
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Kind, Phase, Step
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import Kind, Phase, PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
-from brainhands.shared.kernel.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
-from brainhands.shared.kernel.backoff import backoff_seconds
-from brainhands.shared.kernel.times import later
 from brainhands.shared.model.event import ModelAccepted, ModelCancelled, ModelInterrupted, Usage
 from brainhands.shared.model.prices import Prices
 from brainhands.shared.model.task import Done, Fail, Sleep, Task, Transition
+from brainhands.shared.rules.background import HANDLE, RESPONSE_CANCEL, RESPONSE_CANCEL_VERSION, handle, with_handle_of
+from brainhands.shared.rules.backoff import backoff_seconds
+from brainhands.shared.rules.times import later
 from brainhands.shared.runtime.logs import logger
 
 log = logger("brain")
@@ -82,7 +82,7 @@ def without_handle(task: Task) -> Task:
     return replace(task, checkpoint={name: value for name, value in task.checkpoint.items() if name != HANDLE})
 
 
-def accepted(answer: responses.Response, *, task: Task, agent: Agent, body: dict[str, Any], digest: str) -> Step:
+def accepted(answer: responses.Response, *, task: Task, agent: Agent, body: dict[str, Any], digest: str) -> PhaseResult:
     """Store the handle of a response that the provider has begun, and sleep until the first look.
 
     Should the claim be lost by now, or the task cancelled, the provider is told to stop.
@@ -108,7 +108,7 @@ def accepted(answer: responses.Response, *, task: Task, agent: Agent, body: dict
         return _sleep(draft, checkpoint, answer.retry_after)
 
     orphan = with_handle_of(task, {HANDLE: known})
-    return Step(store, left_behind=lambda draft: endings.give_up_response(draft, orphan))
+    return PhaseResult(store, left_behind=lambda draft: ends.give_up_response(draft, orphan))
 
 
 def look(run: Run) -> Seen:
@@ -143,7 +143,7 @@ def go_on(draft: Draft, *, task: Task, seen: Later | Interrupted | ProviderError
         trouble = f"; the last look: {seen.problem}" if seen.problem else ""
         seen = Interrupted("", f"the response did not end in time{trouble}")
     if not isinstance(seen, Later):
-        endings.give_up_response(draft, task)
+        ends.give_up_response(draft, task)
         return give_up(draft, seen)
     if seen.problem:
         log.info("look_postponed", task=task.id, problem=seen.problem[:200])
@@ -180,7 +180,7 @@ def response_cancel_kind() -> Kind:
     return Kind(name=RESPONSE_CANCEL, version=RESPONSE_CANCEL_VERSION, phases={"cancel": phase})
 
 
-def _cancel(run: Run) -> Step:
+def _cancel(run: Run) -> PhaseResult:
     task = run.task
     status, error, told = None, None, True
     try:
@@ -198,9 +198,9 @@ def _cancel(run: Run) -> Step:
         tries = task.checkpoint.get("tries", 0) + 1
         if not told and problem.heals and tries < CANCEL_TRIES:
             seconds = backoff_seconds(tries, at_least=problem.retry_after, spread=random.random())
-            return Step(lambda _draft: Sleep(seconds, phase="cancel", checkpoint={"tries": tries}))
+            return PhaseResult(lambda _draft: Sleep(seconds, phase="cancel", checkpoint={"tries": tries}))
     payload = ModelCancelled(response_id=task.input["response_id"], status=status, error=error)
-    return Step(partial(_store_cancel, task=task, payload=payload, told=told))
+    return PhaseResult(partial(_store_cancel, task=task, payload=payload, told=told))
 
 
 def _store_cancel(draft: Draft, *, task: Task, payload: ModelCancelled, told: bool) -> Transition:

@@ -22,15 +22,15 @@ from brainhands.brain.models import chat
 from brainhands.brain.models.line import endpoint
 from brainhands.brain.models.provider import estimated_usage
 from brainhands.brain.models.reply import Interrupted, ProviderError, Reply
-from brainhands.shared.engine.definition import Kind, Phase, Step
+from brainhands.shared.engine.definition import Kind, Phase, PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
-from brainhands.shared.kernel.backoff import backoff_seconds
-from brainhands.shared.kernel.recovery import COMPACTION
-from brainhands.shared.kernel.tokens import CHARACTERS_A_TOKEN, estimate_json
 from brainhands.shared.model.event import ContextCompacted, ModelError, ModelInterrupted, ModelRequest, Usage
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition
+from brainhands.shared.rules.backoff import backoff_seconds
+from brainhands.shared.rules.recovery import COMPACTION
+from brainhands.shared.rules.tokens import CHARACTERS_A_TOKEN, estimate_json
 
 VERSION = 1
 
@@ -91,7 +91,7 @@ def _agent(agents: Agents, task: Task) -> Agent:
     return agent_of(agents, request.agent, request.agent_version)
 
 
-def _request(agents: Agents, run: Run) -> Step:
+def _request(agents: Agents, run: Run) -> PhaseResult:
     """Ask for a summary of the older part, and say what to store."""
     task, agent = run.task, _agent(agents, run.task)
     request = ModelRequest.model_validate(task.input["request"])
@@ -99,7 +99,7 @@ def _request(agents: Agents, run: Run) -> Step:
     found = cutting.cut(events)
     if found is None or found.characters < LEAST_CHARACTERS:
         reason = "there is nothing to summarise before the present input and the last reply to it"
-        return Step(partial(_give_up, task=task, error=ProviderError(reason, heals=False)))
+        return PhaseResult(partial(_give_up, task=task, error=ProviderError(reason, heals=False)))
     room = task.checkpoint.get("room") or _room(agent, found)
     body = summary_request(request.model, cutting.shorten(found.texts, room))
     show_less = partial(_show_less, task=task, room=min(room, sum(map(len, found.texts))) // 2)
@@ -107,25 +107,25 @@ def _request(agents: Agents, run: Run) -> Step:
         reply = _ask(run, agent, body)
     except Interrupted as cut:
         if run.cancelled:
-            return Step(lambda _draft: Sleep(0, phase="retry"))
+            return PhaseResult(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
         if run.leaving:
-            return Step(partial(_leave, interrupted, task=task))
+            return PhaseResult(partial(_leave, interrupted, task=task))
         error = ProviderError(f"the summary was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
         if cut.overflow:
-            return Step(partial(show_less, error=error, used=interrupted))
-        return Step(partial(_try_again, task=task, agent=agent, error=error, used=interrupted))
+            return PhaseResult(partial(show_less, error=error, used=interrupted))
+        return PhaseResult(partial(_try_again, task=task, agent=agent, error=error, used=interrupted))
     except ProviderError as error:
         if error.overflow:
-            return Step(partial(show_less, error=error))
-        return Step(partial(_try_again, task=task, agent=agent, error=error))
+            return PhaseResult(partial(show_less, error=error))
+        return PhaseResult(partial(_try_again, task=task, agent=agent, error=error))
     usage = reply.usage.charged(request.prices)
     compacted = _compacted(events, request, found, reply, usage)
     if isinstance(compacted, ProviderError):
         useless = ModelInterrupted(text=reply.text[:SHOWN_CHARACTERS], reason=str(compacted), usage=usage)
-        return Step(partial(_try_again, task=task, agent=agent, error=compacted, used=useless))
-    return Step(partial(_store, task=task, compacted=compacted))
+        return PhaseResult(partial(_try_again, task=task, agent=agent, error=compacted, used=useless))
+    return PhaseResult(partial(_store, task=task, compacted=compacted))
 
 
 def summary_request(model: str, texts: Sequence[str]) -> dict[str, Any]:

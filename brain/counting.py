@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from brainhands.brain import prompt
-from brainhands.shared.kernel.tokens import estimate_json
 from brainhands.shared.model.event import ModelOutput, Usage
+from brainhands.shared.rules.tokens import estimate_json
 
 
 def count_request(body: dict[str, Any], events: Sequence[prompt.ContextEvent]) -> int:

@@ -32,14 +32,11 @@ from brainhands.brain.models.provider import OVERFLOW, estimated_usage
 from brainhands.brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
 from brainhands.brain.models.strict import strict
 from brainhands.brain.subagent import MAX_AGENT_CALLS, is_agent
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import Incompatible
-from brainhands.shared.kernel import calls, intake
-from brainhands.shared.kernel.background import HANDLE
-from brainhands.shared.kernel.backoff import backoff_seconds
 from brainhands.shared.model.event import (
     ModelError,
     ModelInterrupted,
@@ -57,6 +54,9 @@ from brainhands.shared.model.json import Json
 from brainhands.shared.model.session import Conversation
 from brainhands.shared.model.task import Done, Fail, Next, Outcome, Requirement, Sleep, Task, Transition, Wait
 from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.rules import calls, first_work
+from brainhands.shared.rules.background import HANDLE
+from brainhands.shared.rules.backoff import backoff_seconds
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import reads, workers
 from brainhands.shared.store.database import Database
@@ -72,14 +72,14 @@ def generation_kind(agents: Agents) -> Kind:
     catalogue = Catalogue()
     request = Phase(run=partial(_request, agents, catalogue), seconds=partial(_request_seconds, agents))
     return Kind(
-        name=intake.GENERATION,
-        version=intake.GENERATION_VERSION,
+        name=first_work.GENERATION,
+        version=first_work.GENERATION_VERSION,
         phases={
-            "prepare": pinned_phase(partial(_prepare, agents, catalogue)),
+            "prepare": deciding_phase(partial(_prepare, agents, catalogue)),
             "request": request,
             "retry": request,
             "poll": Phase(run=partial(_poll, agents, catalogue), seconds=lambda _task: background.PHASE_SECONDS),
-            "tools": pinned_phase(partial(_close, agents, catalogue)),
+            "tools": deciding_phase(partial(_close, agents, catalogue)),
         },
     )
 
@@ -92,8 +92,8 @@ def intake_kind() -> Kind:
         draft.take_next_input(task.conversation_id)
         return Done()
 
-    phase = pinned_phase(lambda run: Step(partial(admit, task=run.task)))
-    return Kind(name=intake.INTAKE, version=intake.INTAKE_VERSION, phases={"admit": phase})
+    phase = deciding_phase(lambda run: PhaseResult(partial(admit, task=run.task)))
+    return Kind(name=first_work.INTAKE, version=first_work.INTAKE_VERSION, phases={"admit": phase})
 
 
 def _request_seconds(agents: Agents, task: Task) -> float:
@@ -114,7 +114,7 @@ class Catalogue:
         return self._specs
 
 
-def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
+def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> PhaseResult:
     conversation = run.conversation
     agent = agent_of(agents, conversation.agent, conversation.agent_version)
     causes = [run.task.cause]
@@ -122,7 +122,7 @@ def _prepare(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         compacted = reads.task(run.database, TaskId(UUID(run.task.checkpoint["compaction"])))
         assert compacted is not None
         if compacted.outcome is not Outcome.SUCCEEDED and "plain" not in run.task.checkpoint:
-            return Step(partial(_stop_too_long, task=run.task, compacted=compacted))
+            return PhaseResult(partial(_stop_too_long, task=run.task, compacted=compacted))
         if compacted.result:
             causes.append(compacted.result["seq"])
     return _prepare_step(
@@ -138,12 +138,12 @@ def _prepare_step(
     task: Task,
     causes: Sequence[int],
     steered: bool,
-) -> Step:
+) -> PhaseResult:
     specs, missing = workers.newest_specs(catalogue, agent.tools)
     if missing:
-        return Step(partial(_wait_for_tools, task_id=task.id, missing=missing))
+        return PhaseResult(partial(_wait_for_tools, task_id=task.id, missing=missing))
     pin = partial(_pin, agent=agent, conversation=conversation, specs=specs, task=task, causes=causes, steered=steered)
-    return Step(pin)
+    return PhaseResult(pin)
 
 
 def _wait_for_tools(draft: Draft, *, task_id: TaskId, missing: Sequence[str]) -> Transition:
@@ -159,7 +159,7 @@ def _wait_for_tools(draft: Draft, *, task_id: TaskId, missing: Sequence[str]) ->
 def _stop(draft: Draft, *, task: Task, reason: str, code: str, causes: Sequence[int]) -> Transition:
     """Say why, and ask the model no more."""
     seq = draft.event(ModelError(error=reason, code=code), causes=causes, task=draft.task(task.id))
-    endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
+    ends.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
     return Fail(reason)
 
 
@@ -244,7 +244,7 @@ def _joined(task: Task) -> list[str]:
     return joined
 
 
-def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Response | None = None) -> Step:
+def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Response | None = None) -> PhaseResult:
     """Call the model with the pinned request, or take a response to it that has ended, and say what to store."""
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
@@ -266,7 +266,9 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
         tokens = count_request(rendered, events)
         if tokens > agent.context_tokens:
             limit = f"{agent.context_tokens:,} of context_tokens"
-            return Step(partial(make_room, reason=f"the request has about {tokens:,} tokens, more than the {limit}"))
+            return PhaseResult(
+                partial(make_room, reason=f"the request has about {tokens:,} tokens, more than the {limit}")
+            )
 
     try:
         if ended is None and agent.background:
@@ -281,22 +283,22 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
             reply = chat.send(body, at=endpoint(), timeouts=agent.timeouts, on_text=run.progress, stop=stop)
     except Interrupted as cut:
         if run.cancelled:
-            return Step(lambda _draft: Sleep(0, phase="retry"))
+            return PhaseResult(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
         if cut.overflow:
-            return Step(partial(make_room, reason=cut.reason, interrupted=interrupted))
+            return PhaseResult(partial(make_room, reason=cut.reason, interrupted=interrupted))
         if run.leaving:
-            return Step(partial(_leave, interrupted, task=task))
+            return PhaseResult(partial(_leave, interrupted, task=task))
         lost = ProviderError(f"the reply was cut: {cut.reason}", heals=cut.heals, retry_after=cut.retry_after)
-        return Step(partial(_store_interruption, interrupted, task=task, agent=agent, error=lost, digest=digest))
+        return PhaseResult(partial(_store_interruption, interrupted, task=task, agent=agent, error=lost, digest=digest))
     except ProviderError as error:
         if error.overflow:
-            return Step(partial(make_room, reason=str(error)))
+            return PhaseResult(partial(make_room, reason=str(error)))
         if error.refuses_content and "compaction" not in task.checkpoint and _was_refused(run, task):
             reason = f"two requests in a row were refused for good, so the next is put in plain words: {error}"
-            return Step(partial(make_room, reason=reason, plain=True))
-        return Step(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
+            return PhaseResult(partial(make_room, reason=reason, plain=True))
+        return PhaseResult(partial(_store_error, task=task, agent=agent, error=error, digest=digest))
     reply = replace(reply, usage=reply.usage.charged(request.prices))
     decision = decide(
         reply,
@@ -309,14 +311,14 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
         # What was asked for is judged even where the agent does not ask for it any more.
         output = request.output.parameters if agent.output is None else agent.output
         decision = answers.judge(decision, output, task.input.get("unfit", 0))
-    return Step(partial(_store_reply, task=task, agent=agent, reply=reply, decision=decision, digest=digest))
+    return PhaseResult(partial(_store_reply, task=task, agent=agent, reply=reply, decision=decision, digest=digest))
 
 
 def _dialect(agent: Agent) -> Dialect:
     return dialect_of(settings().openai_base_url, agent.dialect or settings().dialect)
 
 
-def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
+def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> PhaseResult:
     """Look at a response that the provider works on; once it has ended, go on as if it had just been said."""
     seen = background.look(run)
     if isinstance(seen, responses.Response):
@@ -336,7 +338,7 @@ def _poll(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
         lost = ProviderError(f"the reply was cut: {problem.reason}", heals=True)
         return _store_interruption(interrupted, draft, error=lost, **attempt)
 
-    return Step(partial(background.go_on, task=run.task, seen=seen, give_up=give_up))
+    return PhaseResult(partial(background.go_on, task=run.task, seen=seen, give_up=give_up))
 
 
 def _make_room(
@@ -427,7 +429,7 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
         return _ask_another(draft, task=task, request=request, model=onward, cause=seq)
     if seconds is None:
         reason = str(error) if not error.heals else f"{error} (after {retries} tries)"
-        endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
+        ends.end_generation(draft, task, Outcome.FAILED, causes=[seq], error=reason)
         return Fail(reason)
     first = task.checkpoint.get("digest", digest)
     return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries, "digest": first})
@@ -474,10 +476,10 @@ def _store_reply(
             for each in planned:
                 payload = ToolCallSuccess(**_untracked(each), result="taken as the answer")
                 draft.event(payload, causes=[seq], task=task)
-            endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
+            ends.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
             return Done(text)
         case GiveUp(reason, text):
-            endings.end_generation(draft, task, Outcome.FAILED, causes=[seq], output=text, error=reason)
+            ends.end_generation(draft, task, Outcome.FAILED, causes=[seq], output=text, error=reason)
             return Fail(reason, text)
         case AskAgain():
             if over := budgets.used_up(draft, agent, task.submission_id):
@@ -531,7 +533,7 @@ def _stop_at_limit(
     reason = f"stopped after {agent.rounds} model calls for one input"
     for each in planned:
         _refuse_call(draft, task, each, f"not run: {reason}", output_seq)
-    endings.end_generation(draft, task, Outcome.FAILED, causes=[output_seq], error=reason)
+    ends.end_generation(draft, task, Outcome.FAILED, causes=[output_seq], error=reason)
     return Fail(reason)
 
 
@@ -552,7 +554,7 @@ def _untracked(planned: PlannedCall) -> dict[str, Json]:
     }
 
 
-def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
+def _close(agents: Agents, catalogue: Catalogue, run: Run) -> PhaseResult:
     """All results are in: end this round and prepare the next request."""
     task = run.task
     conversation = run.conversation
@@ -566,7 +568,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
     )
     causes = [row["seq"] for row in results.rows] or [task.checkpoint["output_seq"]]
     agent = agent_of(agents, conversation.agent, conversation.agent_version)
-    onward = intake.generation_task(
+    onward = first_work.generation_task(
         new_task_id(),
         conversation,
         submission_id=task.submission_id,
@@ -586,4 +588,4 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> Step:
             draft.wait_also(conversation.owner_id, onward.id)
         return Done()
 
-    return Step(close)
+    return PhaseResult(close)

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from functools import partial
 
 from brainhands.brain.agent import Agent
-from brainhands.shared.engine import approvals, endings
-from brainhands.shared.engine.definition import Kind, Step, pinned_phase
+from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine.definition import Kind, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
-from brainhands.shared.kernel import intake
 from brainhands.shared.model.event import SystemPromptSet, TaskGiven, ToolCallStart, ToolCallSuccess
 from brainhands.shared.model.ids import new_conversation_id, new_task_id
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.session import Conversation
 from brainhands.shared.model.task import Done, Outcome, Task, Transition, Wait
 from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.rules import first_work
 from brainhands.shared.store import reads
 
 MAX_DEPTH = 4
@@ -72,9 +72,9 @@ def agent_kind(agent: Agent) -> Kind:
         version=agent.version,
         oldest=agent.oldest,
         phases={
-            "call": pinned_phase(partial(_call, agent)),
-            "answered": pinned_phase(partial(_answered, agent)),
-            "collect": pinned_phase(_collect),
+            "call": deciding_phase(partial(_call, agent)),
+            "answered": deciding_phase(partial(_answered, agent)),
+            "collect": deciding_phase(_collect),
         },
     )
 
@@ -83,15 +83,15 @@ def _kind(agent: Agent) -> str:
     return f"agent:{agent.name}"
 
 
-def _call(agent: Agent, run: Run) -> Step:
+def _call(agent: Agent, run: Run) -> PhaseResult:
     """Validate what is asked, heed the calling agent's rule, and let the conversation begin."""
     if reads.calls_above(run.database, run.task.id, "agent:") >= MAX_DEPTH:
         error = f"not run: agents call each other no deeper than {MAX_DEPTH}"
-        return Step(partial(endings.refuse_call, task=run.task, error=error))
+        return PhaseResult(partial(ends.refuse_call, task=run.task, error=error))
     return approvals.begin(run, partial(_validated, agent, run.task), _start_of(agent, run), lambda _: {})
 
 
-def _answered(agent: Agent, run: Run) -> Step:
+def _answered(agent: Agent, run: Run) -> PhaseResult:
     """Go on with a person's answer."""
     return approvals.go_on(run, partial(_validated, agent, run.task), _start_of(agent, run))
 
@@ -128,7 +128,7 @@ def _start(
     draft.event(prompt, causes=[start], task=owned, conversation_id=conversation.id)
     given = TaskGiven(text=call["arguments"]["task"], by=caller)
     seq = draft.event(given, causes=[start], task=owned, conversation_id=conversation.id)
-    generation = intake.generation_task(
+    generation = first_work.generation_task(
         new_task_id(),
         conversation,
         submission_id=task.submission_id,
@@ -142,17 +142,17 @@ def _start(
     return Wait([generation.id], phase="collect", checkpoint={"call": kept, "start_seq": start})
 
 
-def _collect(run: Run) -> Step:
+def _collect(run: Run) -> PhaseResult:
     """The conversation has ended: its answer, or why there is none, is the result of the call."""
     task = run.task
     last = reads.last_generation(run.database, task.id)
     if last.outcome is not Outcome.SUCCEEDED:
         error = f"the agent has no answer: {last.error or last.outcome}"
-        return Step(partial(endings.refuse_call, task=task, error=error))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=error))
 
     def succeed(draft: Draft) -> Transition:
-        payload = ToolCallSuccess(**endings.call_fields(task), result=last.result)
+        payload = ToolCallSuccess(**ends.call_fields(task), result=last.result)
         draft.event(payload, causes=[last.checkpoint.get("request_seq", last.cause)], task=task)
         return Done(last.result)
 
-    return Step(succeed)
+    return PhaseResult(succeed)

@@ -28,12 +28,11 @@ from brainhands.hands.context import ToolContext
 from brainhands.hands.outcomes import NotFound, Retry, ToolError, Unknown, shortest_result
 from brainhands.hands.policy import Decision
 from brainhands.hands.tool import AnyTool
-from brainhands.shared.engine import answering, approvals, endings
-from brainhands.shared.engine.definition import Decide, Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine.definition import Decide, Kind, Phase, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import BadInput
-from brainhands.shared.kernel.backoff import backoff_seconds
 from brainhands.shared.model import edge
 from brainhands.shared.model.approval import Answer, Approval, Question
 from brainhands.shared.model.event import PolicyDecided, ToolCallInterrupted, ToolCallStart, ToolCallSuccess
@@ -41,9 +40,10 @@ from brainhands.shared.model.ids import TaskId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Attempt, Done, Interrupt, Next, Sleep, Task, Transition
 from brainhands.shared.model.tool import Replay
+from brainhands.shared.rules.backoff import backoff_seconds
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import reads
-from brainhands.shared.store.view import CLOCK
+from brainhands.shared.store.locked import CLOCK
 
 LOOK_UPS = 10
 """Look-ups of one unknown effect before it stays unknown."""
@@ -58,28 +58,28 @@ def tool_kind(tool: AnyTool) -> Kind:
         version=tool.version,
         oldest=tool.accepts,
         phases={
-            "call": pinned_phase(partial(_call, tool)),
+            "call": deciding_phase(partial(_call, tool)),
             "execute": Phase(
                 run=partial(_execute, tool),
                 seconds=lambda _task: tool.timeout,
                 whole_lease=tool.replay is Replay.UNSAFE,
             ),
             "reconcile": Phase(run=partial(_reconcile, tool), seconds=lambda _task: tool.timeout),
-            "again": pinned_phase(partial(_again, tool)),
-            "answered": pinned_phase(partial(_answered, tool)),
-            "reviewed": pinned_phase(partial(_reviewed, tool)),
+            "again": deciding_phase(partial(_again, tool)),
+            "answered": deciding_phase(partial(_answered, tool)),
+            "reviewed": deciding_phase(partial(_reviewed, tool)),
         },
     )
 
 
-def _call(tool: AnyTool, run: Run) -> Step:
+def _call(tool: AnyTool, run: Run) -> PhaseResult:
     """Validate, judge, and store the intent."""
     task = run.task
     judged = _judged(tool, task, task.input["arguments"])
     if isinstance(judged, str):
-        return Step(partial(endings.refuse_call, task=task, error=judged))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=judged))
     call, decision = judged
-    return Step(partial(_begin, tool=tool, task=task, call=call, decision=decision))
+    return PhaseResult(partial(_begin, tool=tool, task=task, call=call, decision=decision))
 
 
 def _judged(tool: AnyTool, task: Task, raw: Json) -> tuple[dict[str, Json], Decision] | str:
@@ -114,12 +114,12 @@ def _begin(
     `found_out` is the equal one of which a person has just found out that it did not happen.
     """
     owned = draft.task(task.id)
-    causes = [endings.last_seq(task)]
+    causes = [ends.last_seq(task)]
     if decision.rule != "allow" or tool.policy != "allow":
         decided = PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by)
         causes = [draft.event(decided, causes=causes, task=owned)]
     if decision.rule == "deny":
-        return endings.refuse_call(draft, task=task, error=f"denied by a rule of the {decision.by}")
+        return ends.refuse_call(draft, task=task, error=f"denied by a rule of the {decision.by}")
     if (earlier := _equal_unknown(draft, tool, call, found_out)) is not None:
         about = f"an equal call (task {earlier.id}) ended without it being known whether it took effect"
         more = {"of": str(earlier.id)}
@@ -137,14 +137,14 @@ def _equal_unknown(draft: Draft, tool: AnyTool, call: dict[str, Json], found_out
     return next(
         (
             task
-            for task in draft.view.unknown_calls(tool.kind)
+            for task in draft.locked.unknown_calls(tool.kind)
             if task.checkpoint.get("call", {}).get("arguments") == call["arguments"] and str(task.id) != found_out
         ),
         None,
     )
 
 
-def _answered(tool: AnyTool, run: Run) -> Step:
+def _answered(tool: AnyTool, run: Run) -> PhaseResult:
     """Go on with a person's answer; proposed arguments are validated and judged like those of the model."""
     task = run.task
     approval = approvals.asked(run)
@@ -152,14 +152,14 @@ def _answered(tool: AnyTool, run: Run) -> Step:
     if approval.is_proposed:
         judged = _judged(tool, task, approval.edited_arguments)
         if isinstance(judged, str):
-            return Step(partial(approvals.ask_again, task=task, approval=approval, reason=judged))
+            return PhaseResult(partial(approvals.ask_again, task=task, approval=approval, reason=judged))
         call, decision = judged
         if decision.rule == "deny":
             reason = f"a rule of the {decision.by} denies them"
-            return Step(partial(approvals.ask_again, task=task, approval=approval, reason=reason))
+            return PhaseResult(partial(approvals.ask_again, task=task, approval=approval, reason=reason))
     elif approval.holds is not Answer.APPROVED:
-        return Step(partial(endings.refuse_call, task=task, error=approvals.why_not(approval)))
-    return Step(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=approvals.why_not(approval)))
+    return PhaseResult(partial(_use_approval, tool=tool, task=task, call=call, approval=approval))
 
 
 def _use_approval(draft: Draft, *, tool: AnyTool, task: Task, call: dict[str, Json], approval: Approval) -> Transition:
@@ -168,14 +168,14 @@ def _use_approval(draft: Draft, *, tool: AnyTool, task: Task, call: dict[str, Js
         reason = "an equal call ended without it being known whether it took effect"
         if approval.is_proposed:
             return approvals.ask_again(draft, task=task, approval=approval, reason=reason)
-        return endings.refuse_call(draft, task=task, error=f"not run: meanwhile {reason}")
+        return ends.refuse_call(draft, task=task, error=f"not run: meanwhile {reason}")
     if (refusal := approvals.use(draft, task, approval)) is not None:
-        return endings.refuse_call(draft, task=task, error=refusal)
+        return ends.refuse_call(draft, task=task, error=refusal)
     answered = [task.checkpoint["signal"]["answered_seq"]]
     return _store_intent(draft, tool=tool, task=task, call=call, causes=answered)
 
 
-def _reviewed(tool: AnyTool, run: Run) -> Step:
+def _reviewed(tool: AnyTool, run: Run) -> PhaseResult:
     """Go on with what a person found out about an effect: of this call, or of an equal one before it."""
     task = run.task
     approval = approvals.asked(run)
@@ -188,25 +188,25 @@ def _reviewed(tool: AnyTool, run: Run) -> Step:
         case Answer.DID_NOT_HAPPEN if earlier is not None:
             judged = _judged(tool, task, task.checkpoint["call"]["arguments"])
             if isinstance(judged, str):
-                decide = partial(endings.refuse_call, task=task, error=judged)
+                decide = partial(ends.refuse_call, task=task, error=judged)
             else:
                 call, decision = judged
                 decide = partial(
                     _begin, tool=tool, task=task, call=call, decision=decision, found_out=task.checkpoint["of"]
                 )
         case Answer.DID_NOT_HAPPEN:
-            decide = partial(endings.refuse_call, task=task, error=f"a person found that it did not happen{comment}")
+            decide = partial(ends.refuse_call, task=task, error=f"a person found that it did not happen{comment}")
         case _:
             error = f"{approval.about}; nobody could tell{comment}"
             shown = task.checkpoint.get("partial", "")
-            return Step(partial(_leave_unknown, task=task, error=error, partial_output=shown))
-    return Step(partial(_settle_and, decide=decide, earlier=earlier, approval=approval))
+            return PhaseResult(partial(_leave_unknown, task=task, error=error, partial_output=shown))
+    return PhaseResult(partial(_settle_and, decide=decide, earlier=earlier, approval=approval))
 
 
 def _settle_and(draft: Draft, *, decide: Decide, earlier: Task | None, approval: Approval) -> Transition:
     """What was found out about an equal call before this one settles that one too."""
     if earlier is not None:
-        answering.store_settlement(draft, earlier, approval)
+        approvals.store_settlement(draft, earlier, approval)
     return decide(draft)
 
 
@@ -226,7 +226,7 @@ def _acts_until(draft: Draft, tool: AnyTool) -> datetime:
     return draft.now + timedelta(seconds=tool.timeout + tool.settle)
 
 
-def _again(tool: AnyTool, run: Run) -> Step:
+def _again(tool: AnyTool, run: Run) -> PhaseResult:
     """Store the intent of a further attempt of the same operation."""
     checkpoint = run.task.checkpoint
 
@@ -235,16 +235,16 @@ def _again(tool: AnyTool, run: Run) -> Step:
         again = {"acts_until": acts_until.isoformat(), "runs": checkpoint["runs"] + 1}
         return Next("execute", checkpoint={**checkpoint, **again})
 
-    return Step(store)
+    return PhaseResult(store)
 
 
-def _execute(tool: AnyTool, run: Run) -> Step:
+def _execute(tool: AnyTool, run: Run) -> PhaseResult:
     if run.task.phase_attempts > 1:
         return _recover(tool, run)
     return _attempt(tool, run)
 
 
-def _recover(tool: AnyTool, run: Run) -> Step:
+def _recover(tool: AnyTool, run: Run) -> PhaseResult:
     """An earlier attempt ended without a commit: what it did is unknown."""
     task = run.task
     earlier = run.earlier_attempts()
@@ -257,7 +257,7 @@ def _recover(tool: AnyTool, run: Run) -> Step:
             return _go_and_look(tool, task, [each.deadline for each in earlier if each.phase == "execute"])
         case Replay.UNSAFE:
             last = earlier[-1] if earlier else None
-            return Step(
+            return PhaseResult(
                 partial(_interrupt, tool=tool, task=task, error=_how_it_ended(tool, last), partial_output=_shown(last))
             )
 
@@ -268,17 +268,17 @@ def _replay(tool: AnyTool, task: Task) -> Replay:
     return stored if stored is tool.replay else Replay.UNSAFE
 
 
-def _attempt(tool: AnyTool, run: Run) -> Step:
+def _attempt(tool: AnyTool, run: Run) -> PhaseResult:
     """Run the tool and take its word; whatever is not its word leaves the effect unknown."""
     task = run.task
     try:
         named = edge.call(tool.arguments.named, task.checkpoint["call"]["arguments"], words=(BadArguments,))
     except (BadArguments, edge.ForeignError) as error:
-        return Step(partial(endings.refuse_call, task=task, error=f"the stored arguments no longer fit: {error}"))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=f"the stored arguments no longer fit: {error}"))
     try:
         value = tool.call(_context(run), named)
     except ToolError as error:
-        return Step(partial(endings.refuse_call, task=task, error=edge.text(error)))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=edge.text(error)))
     except Retry as error:
         return _try_again(tool, task, edge.text(error), error.after)
     except edge.ForeignError as error:
@@ -301,7 +301,7 @@ def _context(run: Run) -> ToolContext:
     )
 
 
-def _unknown(tool: AnyTool, run: Run, error: str) -> Step:
+def _unknown(tool: AnyTool, run: Run, error: str) -> PhaseResult:
     task = run.task
     match _replay(tool, task):
         case Replay.SAFE:
@@ -310,29 +310,29 @@ def _unknown(tool: AnyTool, run: Run, error: str) -> Step:
             assert task.deadline is not None
             return _go_and_look(tool, task, [task.deadline], error)
         case Replay.UNSAFE:
-            return Step(partial(_interrupt, tool=tool, task=task, error=error, partial_output=run.shown or ""))
+            return PhaseResult(partial(_interrupt, tool=tool, task=task, error=error, partial_output=run.shown or ""))
 
 
-def _go_and_look(tool: AnyTool, task: Task, deadlines: list[datetime], error: str | None = None) -> Step:
+def _go_and_look(tool: AnyTool, task: Task, deadlines: list[datetime], error: str | None = None) -> PhaseResult:
     """Go on to the look-up; an attempt that was claimed after its intent can act for longer than the intent says."""
     stored = datetime.fromisoformat(task.checkpoint["acts_until"])
     acts_until = max([stored, *(deadline + timedelta(seconds=tool.settle) for deadline in deadlines)])
     checkpoint = {**task.checkpoint, "acts_until": acts_until.isoformat()}
     if error is not None:
         checkpoint["error"] = error
-    return Step(lambda _draft: Next("reconcile", checkpoint=checkpoint))
+    return PhaseResult(lambda _draft: Next("reconcile", checkpoint=checkpoint))
 
 
-def _try_again(tool: AnyTool, task: Task, error: str, after: float | None) -> Step:
+def _try_again(tool: AnyTool, task: Task, error: str, after: float | None) -> PhaseResult:
     """A durable retry: nothing is held until its time."""
     runs = task.checkpoint["runs"]
     if runs > tool.retries:
-        return Step(partial(endings.refuse_call, task=task, error=f"{error or 'failed'} (after {runs} attempts)"))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=f"{error or 'failed'} (after {runs} attempts)"))
     seconds = backoff_seconds(runs, asked_for=after, spread=random.random())
-    return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint={**task.checkpoint, "error": error}))
+    return PhaseResult(lambda _draft: Sleep(seconds, phase="again", checkpoint={**task.checkpoint, "error": error}))
 
 
-def _reconcile(tool: AnyTool, run: Run) -> Step:
+def _reconcile(tool: AnyTool, run: Run) -> PhaseResult:
     """Find out by the operation id whether the effect happened."""
     task = run.task
     if (late := _late_result(run.earlier_attempts())) is not None:
@@ -353,35 +353,37 @@ def _reconcile(tool: AnyTool, run: Run) -> Step:
             return _succeeded(task, tool.result(found), "lookup")
 
 
-def _not_found(tool: AnyTool, task: Task, asked_at: datetime) -> Step:
+def _not_found(tool: AnyTool, task: Task, asked_at: datetime) -> PhaseResult:
     """It did not happen, if nothing sent before can still act; then it is run again, within the tool's retries."""
     acts_until = datetime.fromisoformat(task.checkpoint["acts_until"])
     assert tool.found_by is not None
     if not tool.found_by.dedupes and asked_at < acts_until:
-        return Step(lambda _draft: Sleep(0, phase="reconcile", until=acts_until, checkpoint=task.checkpoint))
+        return PhaseResult(lambda _draft: Sleep(0, phase="reconcile", until=acts_until, checkpoint=task.checkpoint))
     if task.checkpoint["runs"] > tool.retries:
         error = f"{task.checkpoint.get('error', 'the worker died')} (after {task.checkpoint['runs']} attempts)"
-        return Step(partial(endings.refuse_call, task=task, error=error))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=error))
     checkpoint = {**task.checkpoint, "look_ups": 0}
     if "error" not in checkpoint:
-        return Step(lambda _draft: Next("again", checkpoint=checkpoint))
+        return PhaseResult(lambda _draft: Next("again", checkpoint=checkpoint))
     seconds = backoff_seconds(task.checkpoint["runs"], spread=random.random())
-    return Step(lambda _draft: Sleep(seconds, phase="again", checkpoint=checkpoint))
+    return PhaseResult(lambda _draft: Sleep(seconds, phase="again", checkpoint=checkpoint))
 
 
-def _ask_later(tool: AnyTool, task: Task, error: str) -> Step:
+def _ask_later(tool: AnyTool, task: Task, error: str) -> PhaseResult:
     look_ups = task.checkpoint["look_ups"] + 1
     if look_ups >= LOOK_UPS:
         reason = f"{task.checkpoint.get('error', 'the worker died')}; {error} (asked {look_ups} times)"
-        return Step(partial(_interrupt, tool=tool, task=task, error=reason, partial_output=""))
+        return PhaseResult(partial(_interrupt, tool=tool, task=task, error=reason, partial_output=""))
     seconds = backoff_seconds(look_ups, spread=random.random())
-    return Step(lambda _draft: Sleep(seconds, phase="reconcile", checkpoint={**task.checkpoint, "look_ups": look_ups}))
+    return PhaseResult(
+        lambda _draft: Sleep(seconds, phase="reconcile", checkpoint={**task.checkpoint, "look_ups": look_ups})
+    )
 
 
-def _succeeded(task: Task, result: Json, source: str) -> Step:
+def _succeeded(task: Task, result: Json, source: str) -> PhaseResult:
     """The effect has happened: whatever becomes of the commit, its result is not lost, and it does not happen again."""
     succeed = partial(_succeed, task=task, source=source)
-    return Step(
+    return PhaseResult(
         partial(succeed, result=result),
         instead=partial(succeed, result=shortest_result(result)),
         evidence={"result": result},
@@ -389,8 +391,8 @@ def _succeeded(task: Task, result: Json, source: str) -> Step:
 
 
 def _succeed(draft: Draft, *, task: Task, result: Json, source: str) -> Transition:
-    payload = ToolCallSuccess(**endings.call_fields(task), result=result, source=source)
-    draft.event(payload, causes=[endings.last_seq(task)], task=task)
+    payload = ToolCallSuccess(**ends.call_fields(task), result=result, source=source)
+    draft.event(payload, causes=[ends.last_seq(task)], task=task)
     return Done(result)
 
 
@@ -404,8 +406,8 @@ def _interrupt(draft: Draft, *, tool: AnyTool, task: Task, error: str, partial_o
 
 
 def _leave_unknown(draft: Draft, *, task: Task, error: str, partial_output: str) -> Transition:
-    payload = ToolCallInterrupted(**endings.call_fields(task), partial=partial_output, error=error)
-    draft.event(payload, causes=[endings.last_seq(task)], task=task)
+    payload = ToolCallInterrupted(**ends.call_fields(task), partial=partial_output, error=error)
+    draft.event(payload, causes=[ends.last_seq(task)], task=task)
     return Interrupt(error)
 
 

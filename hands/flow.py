@@ -50,7 +50,7 @@ FlowTransition: TypeAlias = Next | Sleep | Wait | WaitSignal | Done | Fail
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class FlowPhase:
     """One durable step of a flow; `timeout` is seconds for one attempt at it."""
 
     name: str
@@ -81,7 +81,7 @@ class FlowDefinition:
     version: int
     description: str
     pool: str
-    phases: Mapping[str, Phase]
+    phases: Mapping[str, FlowPhase]
     arguments: Arguments
     migrations: Mapping[int, Migration]
     """From a version to the next; those that are there lead up to this one without a gap."""
@@ -106,11 +106,11 @@ class FlowDefinition:
         return f"flow:{self.name}"
 
     @property
-    def entry(self) -> Phase:
+    def entry(self) -> FlowPhase:
         """The first phase; its parameters are the flow's input."""
         return next(iter(self.phases.values()))
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> FlowPhase:
         """The phase of that name. Raises BadDefinition."""
         if name not in self.phases:
             raise BadDefinition(f"flow {self.name} has no phase {name!r}", f"it has: {', '.join(self.phases)}")
@@ -152,7 +152,7 @@ class Update:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class FlowStep:
     """All that one run of a phase decided."""
 
     transition: FlowTransition
@@ -279,7 +279,7 @@ def phase(function: Callable[..., Any] | None = None, /, *, timeout: float = DEF
     return mark if function is None else mark(function)
 
 
-def run_phase(flow: Flow, name: str) -> Step:
+def run_phase(flow: Flow, name: str) -> FlowStep:
     """Runs one phase to its end and says what it decided.
 
     Raises what the phase raises, and BadDefinition for an unknown phase or a return value that cannot be carried out.
@@ -288,7 +288,7 @@ def run_phase(flow: Flow, name: str) -> Step:
     entered = definition.phase(name)
     named = definition.arguments.named(flow._arguments) if entered is definition.entry else {}
     transition = _checked(run_to_end(partial(entered.function, flow, **named)), entered, definition)
-    return Step(transition=transition, spawns=tuple(flow._spawns), updates=tuple(flow._updates))
+    return FlowStep(transition=transition, spawns=tuple(flow._spawns), updates=tuple(flow._updates))
 
 
 _MARK = "__brainhands_phase_seconds__"
@@ -327,25 +327,25 @@ def _define(
     )
 
 
-def _phases(flow: type[Flow]) -> dict[str, Phase]:
+def _phases(flow: type[Flow]) -> dict[str, FlowPhase]:
     declared = dict.fromkeys(
         name for base in reversed(flow.__mro__) for name, value in vars(base).items() if hasattr(value, _MARK)
     )
     return {name: _phase(name, getattr(flow, name), flow.__name__) for name in declared}
 
 
-def _phase(name: str, function: Callable[..., Any], owner: str) -> Phase:
+def _phase(name: str, function: Callable[..., Any], owner: str) -> FlowPhase:
     if name in _TAKEN:
         raise BadDefinition(f"{owner}.{name} hides what every flow has under that name", "rename the phase")
     if not hasattr(function, _MARK):
         raise BadDefinition(f"{owner}.{name} overrides a phase and is none", "decorate it with @phase")
-    return Phase(name, function, getattr(function, _MARK))
+    return FlowPhase(name, function, getattr(function, _MARK))
 
 
 _TAKEN = frozenset(dir(Flow)) | {"definition", "task_id", "input", "checkpoint", "signal"}
 
 
-def _inputs(phase: Phase, owner: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+def _inputs(phase: FlowPhase, owner: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     parameters, hints = signature_of(phase.function, f"{owner}.{phase.name}")
     if not parameters:
         raise BadDefinition(f"{owner}.{phase.name} does not take self", "write it as a method")
@@ -368,7 +368,7 @@ def _spawn(child: AnyTool | type[Flow] | str, arguments: dict[str, Any]) -> Spaw
     return Spawn(id=new_task_id(), kind=known.kind, name=known.name, version=known.version, arguments=arguments)
 
 
-def _checked(returned: object, phase: Phase, definition: FlowDefinition) -> FlowTransition:
+def _checked(returned: object, phase: FlowPhase, definition: FlowDefinition) -> FlowTransition:
     """The transition in plain values that the engine can carry out. Raises BadDefinition that names the phase."""
     said = f"{definition.name}.{phase.name} returned {type(returned).__name__}"
     match returned:

@@ -8,16 +8,13 @@ from functools import partial
 from typing import Any
 
 from brainhands.hands.arguments import BadArguments
-from brainhands.hands.flow import Flow, FlowState, Spawn, TaskResult, Update, run_phase
-from brainhands.hands.flow import Phase as AuthorPhase
-from brainhands.hands.flow import Step as AuthorStep
+from brainhands.hands.flow import Flow, FlowPhase, FlowState, FlowStep, Spawn, TaskResult, Update, run_phase
 from brainhands.hands.outcomes import ToolError
-from brainhands.shared.engine import approvals, endings
-from brainhands.shared.engine.definition import Kind, Phase, Step, pinned_phase
+from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import BadDefinition, BadInput
-from brainhands.shared.kernel import calls
 from brainhands.shared.model import edge
 from brainhands.shared.model.document import Document, StoredDocument
 from brainhands.shared.model.event import TaskPhase, ToolCallStart, ToolCallSuccess
@@ -25,6 +22,7 @@ from brainhands.shared.model.ids import TaskId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Done, Fail, Next, Sleep, Status, Task, Transition, Wait, WaitSignal
 from brainhands.shared.model.tool import ToolSpec
+from brainhands.shared.rules import calls
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import derived, reads, workers
 from brainhands.shared.store.database import Database
@@ -44,8 +42,8 @@ def flow_kind(flow: type[Flow]) -> Kind:
     }
     if taken := phases.keys() & {"call", "answered"}:
         raise BadDefinition(f"{definition.name}: every flow has a phase {min(taken)} of its own", "rename the phase")
-    start = pinned_phase(partial(_call, flow))
-    answered = pinned_phase(partial(_answered, flow))
+    start = deciding_phase(partial(_call, flow))
+    answered = deciding_phase(partial(_answered, flow))
     return Kind(
         name=definition.kind,
         version=definition.version,
@@ -75,15 +73,15 @@ def _migrate(flow: type[Flow], task: Task) -> Task:
     return replace(task, phase=state.phase or task.phase, checkpoint={**checkpoint, "author": state.checkpoint})
 
 
-def _phase_seconds(phase: AuthorPhase, _task: Task) -> float:
+def _phase_seconds(phase: FlowPhase, _task: Task) -> float:
     return phase.timeout
 
 
-def _call(flow: type[Flow], run: Run) -> Step:
+def _call(flow: type[Flow], run: Run) -> PhaseResult:
     """Validate the input, heed the agent's rule, and store that the flow starts."""
     if reads.calls_above(run.database, run.task.id, "flow:") >= MAX_DEPTH:
         error = f"not run: flows call each other no deeper than {MAX_DEPTH}"
-        return Step(partial(endings.refuse_call, task=run.task, error=error))
+        return PhaseResult(partial(ends.refuse_call, task=run.task, error=error))
     validate = partial(_validated, flow, run.task)
     read_as = partial(edge.call, flow.definition.arguments.read_as)
     return approvals.begin(run, validate, partial(_start, flow=flow, task=run.task), read_as)
@@ -102,7 +100,7 @@ def _validated(flow: type[Flow], task: Task, raw: Json) -> dict[str, Json] | str
     return {**call, "tool": definition.name, "version": definition.version}
 
 
-def _answered(flow: type[Flow], run: Run) -> Step:
+def _answered(flow: type[Flow], run: Run) -> PhaseResult:
     """Go on with a person's answer."""
     validate = partial(_validated, flow, run.task)
     return approvals.go_on(run, validate, partial(_start, flow=flow, task=run.task))
@@ -115,7 +113,7 @@ def _start(draft: Draft, call: dict[str, Json], causes: list[int], *, flow: type
     return Next(flow.definition.entry.name, checkpoint=checkpoint)
 
 
-def _enter(flow: type[Flow], name: str, run: Run) -> Step:
+def _enter(flow: type[Flow], name: str, run: Run) -> PhaseResult:
     """Run one phase of the author's; what it raises beyond its words is tried again up to the restart limit.
 
     ToolError is its word for a failure. A mistake of the author's, such as a return value that cannot be carried out,
@@ -127,15 +125,15 @@ def _enter(flow: type[Flow], name: str, run: Run) -> Step:
         _check_wait(run.database, task, step)
         specs = _published(run.database, step)
     except ToolError as error:
-        return Step(partial(endings.refuse_call, task=task, error=edge.text(error)))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=edge.text(error)))
     except BadInput as error:
         log.warning("flow_refused", task=task.id, kind=task.kind, phase=task.phase, reason=type(error).__name__)
         reason = ": ".join(part for part in (edge.text(error), error.next_step) if part)
-        return Step(partial(endings.refuse_call, task=task, error=reason))
-    return Step(partial(_store, task=task, step=step, specs=specs))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=reason))
+    return PhaseResult(partial(_store, task=task, step=step, specs=specs))
 
 
-def _decided(flow: type[Flow], name: str, run: Run) -> AuthorStep:
+def _decided(flow: type[Flow], name: str, run: Run) -> FlowStep:
     task = run.task
     entered = flow(
         task_id=task.id,
@@ -149,7 +147,7 @@ def _decided(flow: type[Flow], name: str, run: Run) -> AuthorStep:
     return run_phase(entered, name)
 
 
-def _check_wait(database: Database, task: Task, step: AuthorStep) -> None:
+def _check_wait(database: Database, task: Task, step: FlowStep) -> None:
     """A flow waits for its children: of other tasks one could wait for it, and both for ever. Raises BadDefinition."""
     if not isinstance(step.transition, Wait):
         return
@@ -179,7 +177,7 @@ def _read_result(database: Database, owner: Task, task_id: TaskId) -> TaskResult
     return TaskResult(outcome=child.outcome, result=child.result, error=child.error)
 
 
-def _published(database: Database, step: AuthorStep) -> Mapping[str, ToolSpec]:
+def _published(database: Database, step: FlowStep) -> Mapping[str, ToolSpec]:
     """The specs of children that were named only. Raises BadDefinition for a name that nobody published."""
     names = [_reference(spawn) for spawn in step.spawns if spawn.kind is None]
     if not names:
@@ -195,7 +193,7 @@ def _reference(spawn: Spawn) -> str:
     return spawn.name if spawn.version is None else f"{spawn.name}@{spawn.version}"
 
 
-def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, ToolSpec]) -> Transition:
+def _store(draft: Draft, *, task: Task, step: FlowStep, specs: Mapping[str, ToolSpec]) -> Transition:
     """Documents, children and the flow's own move are one commit."""
     for update in step.updates:
         _change(draft, update)
@@ -204,11 +202,11 @@ def _store(draft: Draft, *, task: Task, step: AuthorStep, specs: Mapping[str, To
     transition = step.transition
     match transition:
         case Done(result=result):
-            payload = ToolCallSuccess(**endings.call_fields(task), result=result)
+            payload = ToolCallSuccess(**ends.call_fields(task), result=result)
             draft.event(payload, causes=[task.checkpoint["last_seq"]], task=task)
             return transition
         case Fail(error=error):
-            endings.refuse_call(draft, task=task, error=error)
+            ends.refuse_call(draft, task=task, error=error)
             return transition
         case Next(phase=phase, checkpoint=checkpoint):
             return Next(phase, _moved(draft, task, phase, "running", checkpoint))

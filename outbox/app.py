@@ -14,7 +14,7 @@ from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell, RelayBell
 from brainhands.shared.engine.draft import Origin
 from brainhands.shared.engine.keeper import Keeper
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BrainhandsError
 from brainhands.shared.model.ids import new_worker_id
 from brainhands.shared.model.worker import WorkerInfo
@@ -54,8 +54,8 @@ def main() -> None:
     keeper = Keeper(found.database_url, worker, lease_seconds=current.lease_seconds, ends_process=False)
     keeper.start()
     origin = Origin(worker_id=worker.id, pool=worker.pool, environment=worker.environment)
-    ledger = Ledger(database, Bell(found.redis_url))
-    sweep = Sweep(ledger, origin, restart_limit=current.restart_limit, stopping=stopping)
+    writer = Writer(database, Bell(found.redis_url))
+    sweep = Sweep(writer, origin, restart_limit=current.restart_limit, stopping=stopping)
     sweeping = indispensable(sweep.run, name="sweep", daemon=False)
     sweeping.start()
     log.info("relay_started", worker=worker.id)

@@ -16,8 +16,8 @@ from functools import partial
 from uuid import UUID
 
 from brainhands.shared.engine.draft import Draft, Origin
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.settling import settle
+from brainhands.shared.engine.due import judge
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.ids import ConversationId, SessionId
@@ -25,7 +25,7 @@ from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import due, slots, workers
 from brainhands.shared.store.database import TRANSIENT, Row, log_interruption
 from brainhands.shared.store.due import Due
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 log = logger(__name__)
 
@@ -53,9 +53,9 @@ class Rest:
 class Sweep:
     """One relay's sweep loop."""
 
-    def __init__(self, ledger: Ledger, origin: Origin, *, restart_limit: int, stopping: threading.Event) -> None:
-        self._ledger = ledger
-        self._database = ledger.database
+    def __init__(self, writer: Writer, origin: Origin, *, restart_limit: int, stopping: threading.Event) -> None:
+        self._writer = writer
+        self._database = writer.database
         self._origin = origin
         self._restart_limit = restart_limit
         self._stopping = stopping
@@ -141,20 +141,20 @@ class Sweep:
     def _commit(self, session_id: SessionId, sort: Due, candidates: Sequence[Row]) -> Commit | None:
         task_ids = [row["subject"] for row in candidates if sort is not Due.INPUT]
 
-        def fill(view: View) -> Commit | None:
-            draft = Draft(view, self._origin, any_format=True)
+        def fill(locked: Locked) -> Commit | None:
+            draft = Draft(locked, self._origin, any_format=True)
             for row in candidates:
                 self._judge(draft, sort, row)
             commit = draft.freeze()
             return commit if commit.events or commit.changes or commit.new_tasks else None
 
-        return self._ledger.apply(session_id, task_ids, fill, skip_locked=True, seconds=2.0)
+        return self._writer.apply(session_id, task_ids, fill, skip_locked=True, seconds=2.0)
 
     def _judge(self, draft: Draft, sort: Due, row: Row) -> None:
         if sort is Due.INPUT:
             draft.take_next_input(ConversationId(row["subject"]))
-        elif (task := draft.view.tasks.get(row["subject"])) is not None:
-            settle(draft, task, sort, restart_limit=self._restart_limit, reason=row["reason"])
+        elif (task := draft.locked.tasks.get(row["subject"])) is not None:
+            judge(draft, task, sort, restart_limit=self._restart_limit, reason=row["reason"])
 
     def _rests(self, sort: Due, row: Row, now: float) -> bool:
         rest = self._resting.get((sort, row["subject"]))

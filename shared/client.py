@@ -24,10 +24,10 @@ import psycopg
 import sqlalchemy
 from sqlalchemy import text
 
+from brainhands.shared import doors
 from brainhands.shared.bus.bell import Bell, SessionBell
-from brainhands.shared.engine import acceptance, answering, awaking, forking, redacting, signalling, stopping
-from brainhands.shared.engine.answering import AnswerReceipt
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.doors.answer import AnswerReceipt
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import (
     BadInput,
     ServerUnavailable,
@@ -41,7 +41,6 @@ from brainhands.shared.errors import (
     UnknownSubmission,
     UnknownTask,
 )
-from brainhands.shared.kernel.verify import Flaw, check, read_head, said_to_be_gone
 from brainhands.shared.model.approval import Answer, AnswerName, Approval, SettledName
 from brainhands.shared.model.awake import AwakeReceipt
 from brainhands.shared.model.document import RESERVED, DocumentVersion, StoredDocument
@@ -63,9 +62,10 @@ from brainhands.shared.model.session import Session
 from brainhands.shared.model.signal import OF_PEOPLE, SignalReceipt
 from brainhands.shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
 from brainhands.shared.model.task import Priority, PriorityName, Task
+from brainhands.shared.rules.verify import Flaw, check, read_head, said_to_be_gone
 from brainhands.shared.runtime.address import postgres_address, redis_address
 from brainhands.shared.runtime.settings import addresses, settings
-from brainhands.shared.store import derived, documents, lineage, reads, waiting, wake
+from brainhands.shared.store import derived, documents, past, reads, waiting, wake
 from brainhands.shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 from brainhands.shared.store.wake import NextWake
 
@@ -117,7 +117,7 @@ class Client:
         self._database = Database(database_url, patience=READ_SECONDS)
         self._bell = Bell(redis_url)
         self._known_agents: set[str] = set()
-        self._ledger = Ledger(self._database, self._bell)
+        self._writer = Writer(self._database, self._bell)
 
     def submit(
         self,
@@ -148,9 +148,9 @@ class Client:
                 # A twin was committed while this one waited for it, and is found now.
                 return self._submit_within(connection, submission, new=session_id is None)
         if session_id is None:
-            receipt = acceptance.accept_new(self._ledger, submission)
+            receipt = doors.submit.accept_new(self._writer, submission)
         else:
-            receipt = acceptance.accept_into(self._ledger, submission)
+            receipt = doors.submit.accept_into(self._writer, submission)
         self._warn_of_a_stranger(agent)
         return receipt
 
@@ -180,7 +180,7 @@ class Client:
         Raises UnknownSession.
         """
         after = _seq(after, "after")
-        parts = lineage.parts(self._database, self._found(session))
+        parts = past.parts(self._database, self._found(session))
         events: list[Event] = []
         while page := reads.event_page(self._database, parts, events[-1].seq if events else after):
             events += page
@@ -189,7 +189,7 @@ class Client:
     def event(self, session: SessionId | UUID | str, seq: int) -> reads.EventAround:
         """One event with those that caused it and those that it caused. Raises UnknownSession and BadInput."""
         found = self._found(session)
-        around = reads.event_around(self._database, lineage.parts(self._database, found), _bound(seq, "seq"))
+        around = reads.event_around(self._database, past.parts(self._database, found), _bound(seq, "seq"))
         if around is None:
             raise BadInput(f"session {found.id} has no event {seq}", f"`brainhands show {found.id}` lists its events")
         return around
@@ -249,7 +249,7 @@ class Client:
         `on_silence` is called whenever none has come for half a second.
         """
         after, found = _seq(after, "after"), self._found(session)
-        parts = lineage.parts(self._database, found)
+        parts = past.parts(self._database, found)
         bell = SessionBell(self._redis_url, found.id)
         try:
             while True:
@@ -304,7 +304,7 @@ class Client:
         known = None if head is None else read_head(_text(head, "a head"))
         gone: dict[int, int] = {}
         begins = 1
-        for part in lineage.parts(self._database, found)[:-1]:
+        for part in past.parts(self._database, found)[:-1]:
             later = said_to_be_gone(reads.taken_out_later(self._database, part), begins)
             gone.update((seq, by) for seq, by in later.items() if seq <= part.up_to)
             begins = part.up_to + 1
@@ -330,10 +330,10 @@ class Client:
         reason = _text(reason, "a reason")
         if submission is not None:
             found = self.submission(submission)
-            return stopping.cancel_submission(self._ledger, found, reason)
+            return doors.cancel.cancel_submission(self._writer, found, reason)
         if session is not None:
-            return stopping.cancel_session(self._ledger, self._known(session), reason)
-        return stopping.cancel_task(self._ledger, self._task(given[0]), reason)
+            return doors.cancel.cancel_session(self._writer, self._known(session), reason)
+        return doors.cancel.cancel_task(self._writer, self._task(given[0]), reason)
 
     def approvals(self) -> list[Approval]:
         """All questions to people that wait for an answer, oldest first."""
@@ -365,8 +365,8 @@ class Client:
         where they do not do it is open again, with the reason in its `about` (see `approval`).
         Raises BadInput and UnknownApproval.
         """
-        return answering.answer(
-            self._ledger,
+        return doors.answer.answer(
+            self._writer,
             self.approval(approval),
             _answer(answer),
             arguments=None if arguments is None else clean(arguments, limit=SIGNAL_BYTES),
@@ -389,8 +389,8 @@ class Client:
         It is a new fact that later requests to the model know; None if somebody else settled it before. Raises BadInput
         and UnknownTask.
         """
-        return answering.settle(
-            self._ledger,
+        return doors.answer.report(
+            self._writer,
             self._task(task),
             _answer(answer),
             result=clean(result, limit=SIGNAL_BYTES),
@@ -411,8 +411,8 @@ class Client:
 
         The same request_id with the same signal is stored once. Raises BadInput and its kinds.
         """
-        return signalling.send(
-            self._ledger,
+        return doors.signal.send(
+            self._writer,
             self.tenant,
             self._known(session),
             name=_signal_name(name),
@@ -429,8 +429,8 @@ class Client:
         The reason stays in the log, so it must not repeat the content. Raises StillNeeded while open work may read the
         events, and BadInput for events that cannot be redacted. Asking again does no harm.
         """
-        return redacting.redact(
-            self._ledger,
+        return doors.redact.redact(
+            self._writer,
             self.tenant,
             self._known(session),
             _seqs(seqs),
@@ -444,8 +444,8 @@ class Client:
         Its events stay without content, as proof of what there was. Raises StillNeeded while anything in it is open.
         Asking again does no harm.
         """
-        return redacting.erase(
-            self._ledger, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who, "who")
+        return doors.redact.erase(
+            self._writer, self.tenant, self._known(session), reason=_reason(reason), who=_remark(who, "who")
         )
 
     def awake(self, session: SessionId | UUID | str, request_id: str | None = None) -> AwakeReceipt:
@@ -454,8 +454,8 @@ class Client:
         Harmless at any time: what is under way, sleeps or waits for a person is left alone, and where all is in order
         nothing is written. The same request_id again gets the receipt of what it moved. Raises UnknownSession.
         """
-        return awaking.awake(
-            self._ledger,
+        return doors.awake.awake(
+            self._writer,
             self._known(session),
             _request_id(request_id),
             restart_limit=settings().restart_limit,
@@ -468,8 +468,8 @@ class Client:
         nothing runs in it until the next input, which goes on from there. The same request_id again gets the first
         fork. Raises BadInput and its kinds (RequestConflict, UnknownSession), and RequestInProgress.
         """
-        return forking.fork(
-            self._ledger,
+        return doors.fork.fork(
+            self._writer,
             self._found(session),
             _seq(at, "at"),
             _request_id(request_id),
@@ -528,7 +528,7 @@ class Client:
 
     def _submit_within(self, connection: CallerConnection, submission: Submission, *, new: bool) -> Receipt:
         with self._caller(connection) as transaction:
-            return acceptance.accept_within(transaction, submission, new=new)
+            return doors.submit.accept_within(transaction, submission, new=new)
 
     @contextmanager
     def _caller(self, connection: CallerConnection) -> Iterator[Transaction]:

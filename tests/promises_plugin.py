@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--promises-json")
     if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Ledger(Path(path)), "promises-ledger")
+        config.pluginmanager.register(Writer(Path(path)), "promises-ledger")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,7 +45,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-class Ledger:
+class Writer:
     """Collects the outcome of every phase of every test that carries a promise."""
 
     def __init__(self, path: Path) -> None:

@@ -12,9 +12,9 @@ import httpx2
 
 from brainhands.brain.models.dialects import FILTER_CODES, is_final, is_of_key, is_overflow
 from brainhands.brain.models.reply import ProviderError
-from brainhands.shared.kernel.tokens import MOST_TOKENS, estimate_json, estimate_text
 from brainhands.shared.model.event import Usage
 from brainhands.shared.model.json import Json, clean_text
+from brainhands.shared.rules.tokens import MOST_TOKENS, estimate_json, estimate_text
 from brainhands.shared.runtime.settings import settings
 
 LONGEST_RETRY_AFTER = 3600.0

@@ -8,7 +8,7 @@ import typer
 
 from brainhands.shared.cli.door import open_client, who
 from brainhands.shared.cli.terminal import escaped, say, say_json
-from brainhands.shared.engine.redacting import TELLING_LENGTH
+from brainhands.shared.doors.redact import TELLING_LENGTH
 from brainhands.shared.errors import BadInput
 from brainhands.shared.model import wire
 

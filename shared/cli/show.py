@@ -13,7 +13,6 @@ from brainhands.shared.cli.door import TENANT, open_client, open_database
 from brainhands.shared.cli.submit import AsJson
 from brainhands.shared.cli.terminal import escaped, one_line, say, say_json, styled, width
 from brainhands.shared.cli.timeline import moment, span
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model import wire
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import TaskId
@@ -21,6 +20,7 @@ from brainhands.shared.model.prices import dollars
 from brainhands.shared.model.session import Session
 from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.store import reads
 from brainhands.shared.store.database import Row
 from brainhands.shared.store.reads import SessionView

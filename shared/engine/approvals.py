@@ -15,16 +15,16 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
-from brainhands.shared.kernel.times import later
 from brainhands.shared.model.approval import HUMAN, Answer, Approval, Ask, Question
-from brainhands.shared.model.event import PolicyDecided
+from brainhands.shared.model.event import PolicyDecided, ToolCallSettled
 from brainhands.shared.model.ids import ApprovalId, new_approval_id
 from brainhands.shared.model.json import Json, canonical, digest
 from brainhands.shared.model.task import Task, Transition, WaitSignal
+from brainhands.shared.rules.times import later
 from brainhands.shared.store import reads
 
 REVIEW_SECONDS = 7 * 86_400.0
@@ -47,12 +47,12 @@ ReadAs: TypeAlias = Callable[["dict[str, Json]"], "dict[str, Json]"]
 """What those arguments are read as whose stored form does not show it."""
 
 
-def begin(run: Run, validate: Validate, start: Start, read_as: ReadAs) -> Step:
+def begin(run: Run, validate: Validate, start: Start, read_as: ReadAs) -> PhaseResult:
     """Start a call that only the rule of its agent judges: run it, refuse it, or ask a person."""
     task = run.task
     call = validate(task.input["arguments"])
     if isinstance(call, str):
-        return Step(partial(endings.refuse_call, task=task, error=call))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=call))
     rule = task.input.get("rule")
     about = why_asked("agent", read_as(call["arguments"])) if rule == "ask" else ""
 
@@ -62,32 +62,32 @@ def begin(run: Run, validate: Validate, start: Start, read_as: ReadAs) -> Step:
             decided = PolicyDecided(**call, rule=rule, by="agent")
             causes = [draft.event(decided, causes=causes, task=draft.task(task.id))]
         if rule == "deny":
-            return endings.refuse_call(draft, task=task, error="denied by a rule of the agent")
+            return ends.refuse_call(draft, task=task, error="denied by a rule of the agent")
         if rule == "ask":
             return ask(draft, task, call, Question.APPROVAL, about, causes)
         return start(draft, call, causes)
 
-    return Step(judge)
+    return PhaseResult(judge)
 
 
-def go_on(run: Run, validate: Validate, start: Start) -> Step:
+def go_on(run: Run, validate: Validate, start: Start) -> PhaseResult:
     """Start such a call, or not, with a person's answer; proposed arguments are validated."""
     task = run.task
     approval = asked(run)
     if not approval.is_proposed and approval.holds is not Answer.APPROVED:
-        return Step(partial(endings.refuse_call, task=task, error=why_not(approval)))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=why_not(approval)))
     call = validate(approval.edited_arguments if approval.is_proposed else approval.arguments)
     if isinstance(call, str):
         if approval.is_proposed:
-            return Step(partial(ask_again, task=task, approval=approval, reason=call))
-        return Step(partial(endings.refuse_call, task=task, error=f"approved, but {call}"))
+            return PhaseResult(partial(ask_again, task=task, approval=approval, reason=call))
+        return PhaseResult(partial(ends.refuse_call, task=task, error=f"approved, but {call}"))
 
     def use_and_start(draft: Draft) -> Transition:
         if (refusal := use(draft, task, approval)) is not None:
-            return endings.refuse_call(draft, task=task, error=refusal)
+            return ends.refuse_call(draft, task=task, error=refusal)
         return start(draft, call, [task.checkpoint["signal"]["answered_seq"]])
 
-    return Step(use_and_start)
+    return PhaseResult(use_and_start)
 
 
 def ask(
@@ -181,3 +181,17 @@ def why_not(approval: Approval) -> str:
             return f"not run: {approval.answered_by or 'a person'} denied it{comment}"
         case _:
             return f"not run: the question was closed ({approval.answer})"
+
+
+def store_settlement(draft: Draft, ended: Task, found_out: Approval) -> None:
+    """What a person found out about a call that had ended as unknown, as a fact of its own."""
+    review = replace(found_out, id=new_approval_id(), task_id=ended.id)
+    draft.add_approval(review)
+    payload = ToolCallSettled(
+        **ends.call_fields(ended),
+        approval=str(review.id),
+        answer=review.answer,
+        result=review.result,
+        comment=review.comment,
+    )
+    draft.event(payload, causes=[ended.checkpoint.get("start_seq", ended.cause)], task=ended)

@@ -1,6 +1,6 @@
 """How a task is set aside that a worker finds it cannot go on with: untouched, with the reason, its attempt given back.
 
-The sweep lets it go on when the reason has passed (shared/kernel/compat.py). A host that found it unreadable is noted
+The sweep lets it go on when the reason has passed (shared/rules/compat.py). A host that found it unreadable is noted
 and does not try it again, so that old workers do not take turns at it.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from brainhands.shared.engine import endings
+from brainhands.shared.engine import ends
 from brainhands.shared.errors import Incompatible, OlderWorkers
-from brainhands.shared.kernel import compat, moves
 from brainhands.shared.model.event import TaskBlocked
 from brainhands.shared.model.task import Status, Task
+from brainhands.shared.rules import compat, moves
 
 if TYPE_CHECKING:
     from brainhands.shared.engine.draft import Draft
@@ -22,7 +22,7 @@ def block(draft: Draft, task: Task, problem: Incompatible, *, host: str) -> None
     """Block a pending task, or one that this worker runs; one that is to be cancelled ends instead."""
     task = draft.task(task.id)
     if task.cancel_wanted:
-        endings.cancel(draft, task)
+        ends.cancel(draft, task)
         return
     reason = compat.reason(problem)
     draft.event(TaskBlocked(kind=task.kind, reason=reason), causes=task.causes, task=task)

@@ -25,7 +25,7 @@ Decide: TypeAlias = "Callable[[Draft], Transition]"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PhaseResult:
     """What a phase came to.
 
     If the commit is refused, `evidence` is kept in the attempt's row (a late tool result), and `left_behind` fills a
@@ -43,20 +43,20 @@ class Step:
 class Phase:
     """A named entry point of a kind, with its deadline in seconds."""
 
-    run: Callable[[Run], Step]
+    run: Callable[[Run], PhaseResult]
     seconds: Callable[[Task], float]
-    pinned: bool = False
-    """The phase only decides: it reads nothing that a claim protects, so it may share the claim's commit."""
+    only_decides: bool = False
+    """It reads nothing that a claim protects, so it may share the claim's commit."""
     whole_lease: bool = False
     """Nobody may take the phase over, so its lease is its whole deadline."""
 
 
-PINNED_SECONDS = 60.0
+DECIDING_SECONDS = 60.0
 
 
-def pinned_phase(run: Callable[[Run], Step]) -> Phase:
+def deciding_phase(run: Callable[[Run], PhaseResult]) -> Phase:
     """A phase that only decides."""
-    return Phase(run=run, seconds=lambda _task: PINNED_SECONDS, pinned=True)
+    return Phase(run=run, seconds=lambda _task: DECIDING_SECONDS, only_decides=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,12 +14,9 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from brainhands.shared.engine import cancellation, endings
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.errors import OlderWorkers
-from brainhands.shared.kernel import chain, delta, intake, moves
-from brainhands.shared.kernel.owners import owned_first
-from brainhands.shared.kernel.times import later
 from brainhands.shared.model import prices
 from brainhands.shared.model.approval import HUMAN, Answer, Approval
 from brainhands.shared.model.commit import (
@@ -64,7 +61,10 @@ from brainhands.shared.model.session import Conversation, Inbox, Session
 from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Attempt, Outcome, Priority, Requirement, Status, Task
-from brainhands.shared.store.view import View
+from brainhands.shared.rules import chain, delta, first_work, moves
+from brainhands.shared.rules.owners import owned_first
+from brainhands.shared.rules.times import later
+from brainhands.shared.store.locked import Locked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,15 +97,15 @@ class Draft:
     Unless it may write `any_format`, an event that not every live worker could read is refused with OlderWorkers.
     """
 
-    def __init__(self, view: View, origin: Origin, *, new_session: bool = False, any_format: bool = False) -> None:
-        self.view = view
-        self.now = view.now
-        self.session = view.session
+    def __init__(self, locked: Locked, origin: Origin, *, new_session: bool = False, any_format: bool = False) -> None:
+        self.locked = locked
+        self.now = locked.now
+        self.session = locked.session
         self._origin = origin
         self._new_session = new_session
         self._any_format = any_format or new_session
         self._events: list[Event] = []
-        self._before: dict[TaskId, Task] = dict(view.tasks)
+        self._before: dict[TaskId, Task] = dict(locked.tasks)
         self._after: dict[TaskId, Task] = {}
         self._new_tasks: dict[TaskId, Task] = {}
         self._finishing: dict[TaskId, tuple[Outcome, Json, str | None]] = {}
@@ -129,7 +129,7 @@ class Draft:
         self._redaction: Redaction | None = None
         self._slots_passed_on: list[tuple[TaskId, TaskId]] = []
         self._hint_delays: dict[TaskId, float] = {}
-        self.handed_on: tuple[Task, Step] | None = None
+        self.handed_on: tuple[Task, PhaseResult] | None = None
         """A new task that the worker of this step shall go on with at once, with the step of its first phase."""
 
     def task(self, task_id: TaskId) -> Task:
@@ -154,7 +154,7 @@ class Draft:
         What a model call used is added to the totals of the session and of the task's submission. Raises OlderWorkers.
         """
         newer = payload.log_format > self.session.log_format
-        if newer and not self._any_format and payload.log_format > self.view.fleet_format():
+        if newer and not self._any_format and payload.log_format > self.locked.fleet_format():
             raise OlderWorkers(payload.log_format)
         usage = payload.usage if isinstance(payload, ModelUse) else None
         self.session, event = chain.append(
@@ -184,7 +184,7 @@ class Draft:
 
     def used_for(self, submission_id: SubmissionId) -> SubmissionUse:
         """What model calls have used for a submission, this draft's included."""
-        stored = self.view.submission_use(submission_id)
+        stored = self.locked.submission_use(submission_id)
         added = self._submissions_used.get(submission_id, SubmissionUse())
         return SubmissionUse(
             tokens_in=stored.tokens_in + added.tokens_in,
@@ -196,7 +196,7 @@ class Draft:
         """Make a task."""
         self._new_tasks[task.id] = task
 
-    def hand_on(self, task: Task, first_step: Step) -> None:
+    def hand_on(self, task: Task, first_step: PhaseResult) -> None:
         """Make a task and let the worker of this step claim it in the same commit, unless it drains."""
         self.add(task)
         self.handed_on = (task, first_step)
@@ -307,7 +307,7 @@ class Draft:
 
     def answer(self, before: Approval, after: Approval) -> None:
         """Store the answer to a question, and let the task that asked go on."""
-        waiter = self.view.asker(before)
+        waiter = self.locked.asker(before)
         asked = [] if waiter is None else [waiter.checkpoint["asked_seq"]]
         seq = self.tell_answer(after, causes=asked, task=waiter)
         self.change_approval(before, after)
@@ -343,21 +343,21 @@ class Draft:
     def _open_question(self, asker: Task) -> Approval | None:
         """The question that a task has put and nobody has answered."""
         asked = asker.checkpoint.get("approval")
-        approval = None if asked is None else self.view.approval(ApprovalId(UUID(asked)))
+        approval = None if asked is None else self.locked.approval(ApprovalId(UUID(asked)))
         return approval if approval is not None and approval.answer is Answer.PENDING else None
 
     def wait_for_signal(self, waiter: Task) -> None:
         """Let a waiting task go on at once if its signal has come already."""
         assert waiter.signal_name is not None
         assert waiter.signal_key is not None
-        signal = self.view.next_signal(waiter.signal_name, waiter.signal_key)
+        signal = self.locked.next_signal(waiter.signal_name, waiter.signal_key)
         if signal is not None:
             self._signals_taken.append((signal.id, waiter.id))
             self._take_signal(waiter, signal)
 
     def send_signal(self, signal: Signal, request_digest: bytes) -> bool:
         """Store a signal and let who has waited longest for it go on; whether somebody did."""
-        waiter = self.view.signal_waiter(signal.name, signal.key)
+        waiter = self.locked.signal_waiter(signal.name, signal.key)
         seq = self.event(
             SignalReceived(signal=str(signal.id), name=signal.name, key=signal.key, content=signal.payload), causes=()
         )
@@ -414,7 +414,7 @@ class Draft:
     def document(self, name: str) -> StoredDocument | None:
         """The document as it is at this point of the draft."""
         if name not in self._documents_before:
-            self._documents_before[name] = self.view.document(name)
+            self._documents_before[name] = self.locked.document(name)
         found = self._documents.get(name) or self._documents_before[name]
         # Not the value from which the delta is made, whatever is done to this one.
         return None if found is None else replace(found, value=duplicate(found.value))
@@ -480,7 +480,7 @@ class Draft:
         seq = self.event(
             UserMessage(text=text, submission=str(submission_id)), causes=(), conversation_id=conversation.id
         )
-        task = intake.generation_task(
+        task = first_work.generation_task(
             new_task_id(),
             conversation,
             submission_id=submission_id,
@@ -499,7 +499,7 @@ class Draft:
     def take_steering(self, conversation_id: ConversationId) -> list[tuple[SubmissionId, int]]:
         """Let inputs that wait to join the present work do so; gives each submission with its message's seq."""
         taken = []
-        for entry in self.view.steering(conversation_id):
+        for entry in self.locked.steering(conversation_id):
             if entry.submission_id in self._inbox_taken:
                 continue
             self._inbox_taken.append(entry.submission_id)
@@ -518,13 +518,13 @@ class Draft:
     def take_next_input(self, conversation_id: ConversationId) -> Task | None:
         """Admit the oldest input that waits for the conversation, unless a generation of it is open."""
         if any(
-            task.kind == intake.GENERATION and task.conversation_id == conversation_id and task.is_open
+            task.kind == first_work.GENERATION and task.conversation_id == conversation_id and task.is_open
             for task in self._new_tasks.values()
         ):
             return None
-        conversation, entry, active = self.view.conversation(conversation_id, taken=self._inbox_taken)
+        conversation, entry, active = self.locked.conversation(conversation_id, taken=self._inbox_taken)
         ended = any(
-            task.kind == intake.GENERATION and task.conversation_id == conversation_id and not task.is_open
+            task.kind == first_work.GENERATION and task.conversation_id == conversation_id and not task.is_open
             for task in self._after.values()
         )
         if entry is None or (active and not ended):
@@ -545,7 +545,7 @@ class Draft:
             self.event(DocumentsChanged(documents=sorted(self._documents)), causes=())
         return Commit(
             at=self.now,
-            asked_at=self.view.asked_at,
+            asked_at=self.locked.asked_at,
             session=self.session,
             new_session=self._new_session,
             conversations=tuple(self._conversations),
@@ -585,7 +585,7 @@ class Draft:
         """A new wait on what has ended already, or on nothing, is over at once."""
         for waiter_id, waits in list(self._waits.items()):
             stored = [each.dependency_id for each in waits if each.dependency_id not in self._new_tasks]
-            states = self.view.states(stored) if stored else {}
+            states = self.locked.states(stored) if stored else {}
             failed = any(
                 status is Status.DONE and outcome is not Outcome.SUCCEEDED for status, outcome in states.values()
             )
@@ -608,7 +608,7 @@ class Draft:
         ended_generations: list[ConversationId] = []
         while self._finishing:
             finishing, self._finishing = self._finishing, {}
-            around = self.view.neighbours([self.task(task_id) for task_id in finishing])
+            around = self.locked.neighbours([self.task(task_id) for task_id in finishing])
             self.load([*around.waiters.values(), *around.completing_owners.values()])
             for task_id in owned_first({task_id: self.task(task_id).owner_id for task_id in finishing}):
                 outcome, result, error = finishing[task_id]
@@ -620,7 +620,7 @@ class Draft:
                     continue
                 self._leave_wait(task)
                 self.change(moves.end(task, outcome=outcome, result=result, error=error))
-                if task.kind == intake.GENERATION and task.conversation_id is not None:
+                if task.kind == first_work.GENERATION and task.conversation_id is not None:
                     ended_generations.append(task.conversation_id)
                     self._end_cancelled_submission(self.task(task_id))
             for waiter_id in around.waiters:
@@ -662,8 +662,8 @@ class Draft:
     def _cancel_owned(self, owner_id: TaskId, among: Iterable[TaskId]) -> None:
         """Stop what a task owns, at the first failure of something it waits for."""
         among = set(among)
-        open_tasks = self.view.open_tasks()
-        cancellation.cancel_trees(
+        open_tasks = self.locked.open_tasks()
+        ends.cancel_trees(
             self,
             [each.id for each in open_tasks.values() if each.id in among and each.owner_id == owner_id],
             open_tasks,
@@ -671,7 +671,7 @@ class Draft:
 
     def _end_cancelled_submission(self, generation: Task) -> None:
         if generation.outcome is Outcome.CANCELLED:
-            endings.end_generation(self, generation, Outcome.CANCELLED, causes=[generation.cause], error="cancelled")
+            ends.end_generation(self, generation, Outcome.CANCELLED, causes=[generation.cause], error="cancelled")
 
     def _open_children(self, owner_id: TaskId, stored: frozenset[TaskId]) -> bool:
         made = any(task.owner_id == owner_id and task.is_open for task in self._new_tasks.values())

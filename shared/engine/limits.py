@@ -41,10 +41,10 @@ class Limits:
         if task is None or not limits:
             return True
         self._make(limits)
-        if draft.view.take_slots(task.id, limits):
+        if draft.locked.take_slots(task.id, limits):
             draft.hold_slots(task)
             return True
-        draft.view.put_off(hinted, limits, PUT_OFF_SECONDS)
+        draft.locked.put_off(hinted, limits, PUT_OFF_SECONDS)
         log.info("claim_put_off", task=hinted, limits=", ".join(limits))
         return False
 

@@ -6,10 +6,10 @@ from typing import assert_never
 
 from brainhands.shared.engine.definition import Kind
 from brainhands.shared.engine.draft import Draft
-from brainhands.shared.kernel import moves
-from brainhands.shared.kernel.times import LAST_TIME, later
 from brainhands.shared.model.json import Json, clean_inside, storable
 from brainhands.shared.model.task import Done, Fail, Interrupt, Next, Outcome, Sleep, Task, Transition, Wait, WaitSignal
+from brainhands.shared.rules import moves
+from brainhands.shared.rules.times import LAST_TIME, later
 
 
 def move(

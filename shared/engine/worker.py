@@ -15,26 +15,26 @@ from dataclasses import replace
 from functools import partial
 
 from brainhands.shared.bus.bell import Bell
-from brainhands.shared.engine import blocking, endings, steps
+from brainhands.shared.engine import blocking, ends, steps
 from brainhands.shared.engine.company import Company
-from brainhands.shared.engine.definition import PINNED_SECONDS, Kind, Phase, Registry, Step
+from brainhands.shared.engine.definition import DECIDING_SECONDS, Kind, Phase, PhaseResult, Registry
 from brainhands.shared.engine.draft import Draft, Origin
 from brainhands.shared.engine.keeper import Keeper
-from brainhands.shared.engine.ledger import Ledger
 from brainhands.shared.engine.limits import Limits
 from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import Incompatible, ServerUnavailable, StaleWrite, Unsettled
-from brainhands.shared.kernel import background, compat, recovery
 from brainhands.shared.model.commit import Commit, Guard
 from brainhands.shared.model.ids import SessionId, TaskId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Final, Status, Task
 from brainhands.shared.model.worker import WorkerInfo
+from brainhands.shared.rules import background, compat, recovery
 from brainhands.shared.runtime.faults import told
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import attempts, hints, reads
 from brainhands.shared.store.database import TRANSIENT, Database
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 log = logger("worker")
 
@@ -73,7 +73,7 @@ class Worker:
         step_seconds = max(0.5, min(5.0, lease_seconds / 3))
         self.database = Database(database_url, size=info.slots + 1, step_seconds=step_seconds)
         self._soft_database = Database(database_url, size=2, step_seconds=step_seconds, durable=False)
-        self._ledger = Ledger(self.database, Bell(redis_url))
+        self._writer = Writer(self.database, Bell(redis_url))
         self._limits = Limits(self.database, registry, info.tenant_concurrency)
         self.keeper = Keeper(database_url, info, lease_seconds=lease_seconds, ends_process=ends_process)
         self._busy: set[TaskId] = set()
@@ -145,14 +145,14 @@ class Worker:
         """Set a task aside before it was claimed, if it is still as it was looked at."""
         log.warning("task_blocked", task=look.task.id, kind=look.task.kind, reason=type(problem).__name__)
 
-        def fill(view: View) -> Commit | None:
-            if not _as_looked_at(view, look):
+        def fill(locked: Locked) -> Commit | None:
+            if not _as_looked_at(locked, look):
                 return None
-            draft = Draft(view, self._origin, any_format=True)
+            draft = Draft(locked, self._origin, any_format=True)
             blocking.block(draft, look.task, problem, host=self.info.host)
             return draft.freeze()
 
-        self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
+        self._writer.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
 
     def _claim(self, look: reads.Look, *, early: bool = True) -> Task | None:
         """The task as claimed, at the phase to run next; None if it was not to be had, or is done with already.
@@ -161,22 +161,22 @@ class Worker:
         """
         kind = self._registry.kind(look.task)
         began = time.monotonic()
-        with self.keeper.guests(PINNED_SECONDS):  # no lease bounds migrations and rules that run before the claim
+        with self.keeper.guests(DECIDING_SECONDS):  # no lease bounds migrations and rules that run before the claim
             found = kind.read(look.task)
             phase = kind.phases[found.phase]
             step = self._decide_early(replace(look, task=found), phase) if early else None
 
-        def fill(view: View) -> Commit | None:
-            task = view.tasks[look.task.id]
-            if not _as_looked_at(view, look) or not compat.readable(view.session.log_format):
+        def fill(locked: Locked) -> Commit | None:
+            task = locked.tasks[look.task.id]
+            if not _as_looked_at(locked, look) or not compat.readable(locked.session.log_format):
                 return None
-            draft = Draft(view, self._origin)
+            draft = Draft(locked, self._origin)
             claimed = self._own(draft, task, phase)
             if step is not None:
                 self._move(draft, claimed, kind, step)
             return draft.freeze() if self._limits.take(draft, task.id) else None
 
-        commit = self._ledger.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
+        commit = self._writer.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
         if commit is None:
             return None
         if step is not None:
@@ -195,9 +195,9 @@ class Worker:
             self._block(look, Incompatible(problem))
             return None
 
-    def _decide_early(self, look: reads.Look, phase: Phase) -> Step | None:
+    def _decide_early(self, look: reads.Look, phase: Phase) -> PhaseResult | None:
         """On a first hint, a phase that only decides runs before the claim and shares its commit."""
-        if not phase.pinned or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
+        if not phase.only_decides or look.hints is None or look.hints > 1 or look.task.phase_attempts > 0:
             return None
         return phase.run(self._run(look.task, look))
 
@@ -223,15 +223,15 @@ class Worker:
             if step is not None:
                 self._keep_refused(task, step)
             reason = told(error)[:500]
-            end = partial(endings.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
+            end = partial(ends.end_attempt, task=task, reason=reason, restart_limit=self._restart_limit)
             return self._commit(task, end, None, began=began)
 
-    def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: Step, *, began: float) -> Task | None:
+    def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: PhaseResult, *, began: float) -> Task | None:
         """Commit what a phase came to, with the least content if the store does not take all of it."""
         move = partial(self._move, owned=task, kind=kind, step=step, run=run)
         try:
             # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
-            return self._commit(task, move, step, began=began, any_format=not phase.pinned)
+            return self._commit(task, move, step, began=began, any_format=not phase.only_decides)
         except (*THEIRS, Incompatible):
             raise
         except Exception:
@@ -242,25 +242,31 @@ class Worker:
             return self._store(task, kind, phase, run, instead, began=began)
 
     def _commit(
-        self, task: Task, decide: Callable[[Draft], None], step: Step | None, *, began: float, any_format: bool = True
+        self,
+        task: Task,
+        decide: Callable[[Draft], None],
+        step: PhaseResult | None,
+        *,
+        began: float,
+        any_format: bool = True,
     ) -> Task | None:
         """Store what became of a phase that began then; without a `step` the attempt ends, and that is no crash."""
 
-        def fill(view: View) -> Commit:
-            draft = Draft(view, self._origin, any_format=any_format)
+        def fill(locked: Locked) -> Commit:
+            draft = Draft(locked, self._origin, any_format=any_format)
             if step is None:
                 draft.record_end(task)
             try:
                 decide(draft)
             except _MustEnd as unfinished:
-                draft = Draft(view, self._origin)
+                draft = Draft(locked, self._origin)
                 draft.record_step(task, progress=None, deadline=None)
-                endings.cancel(draft, background.with_handle_of(view.tasks[task.id], unfinished.checkpoint))
+                ends.cancel(draft, background.with_handle_of(locked.tasks[task.id], unfinished.checkpoint))
             return draft.freeze()
 
         guard = Guard(task_id=task.id, fence=task.fence, step=task.step)
         try:
-            commit = self._ledger.apply(task.session_id, [task.id], fill, guard=guard, seconds=self._patience(task))
+            commit = self._writer.apply(task.session_id, [task.id], fill, guard=guard, seconds=self._patience(task))
         except StaleWrite as error:
             log.warning("write_refused", task=task.id, fence=task.fence, reason=error)
             if step is not None:
@@ -274,7 +280,7 @@ class Worker:
             self.keeper.drop(task.id, task.fence)
         return onward
 
-    def _move(self, draft: Draft, owned: Task, kind: Kind, step: Step, run: Run | None = None) -> None:
+    def _move(self, draft: Draft, owned: Task, kind: Kind, step: PhaseResult, run: Run | None = None) -> None:
         """Carry out a step, and what it hands on to this worker in the same commit."""
         goes_on = not self.keeper.draining
         transition = step.decide(draft)
@@ -325,19 +331,19 @@ class Worker:
         cancelled = partial(self.keeper.cancelled, task.id, task.fence)
         return Run(task, self.database, self._soft_database, stopped, cancelled, lambda: self.keeper.leaving, look)
 
-    def _keep_refused(self, task: Task, step: Step) -> None:
+    def _keep_refused(self, task: Task, step: PhaseResult) -> None:
         """What must not be lost of a step whose commit was refused, or failed."""
         if step.evidence is not None:
             self.database.run_patiently(attempts.write_late_result(task.id, task.fence, step.evidence))
         if step.left_behind is not None:
             left_behind = step.left_behind
 
-            def fill(view: View) -> Commit:
-                draft = Draft(view, self._origin, any_format=True)
+            def fill(locked: Locked) -> Commit:
+                draft = Draft(locked, self._origin, any_format=True)
                 left_behind(draft)
                 return draft.freeze()
 
-            self._ledger.apply(task.session_id, [], fill, seconds=self._lease_seconds)
+            self._writer.apply(task.session_id, [], fill, seconds=self._lease_seconds)
 
 
 def _tell(commit: Commit, task: Task, began: float) -> None:
@@ -354,7 +360,7 @@ def _tell(commit: Commit, task: Task, began: float) -> None:
     )
 
 
-def _as_looked_at(view: View, look: reads.Look) -> bool:
+def _as_looked_at(locked: Locked, look: reads.Look) -> bool:
     """Whether a task that was looked at without a lock still waits for its claim, and nobody had it meanwhile."""
-    task = view.tasks[look.task.id]
+    task = locked.tasks[look.task.id]
     return (task.status, task.fence, task.blocked) == (Status.PENDING, look.task.fence, None)

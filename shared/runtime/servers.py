@@ -106,9 +106,9 @@ def start_servers(
             started.callback(doorbell.stop)
             redis_url = note["redis_url"] = doorbell.url
         if database_url is None or _is_own(home / "postgres", database_url):
-            ledger = start_postgres(home, postgres_binaries(choice))
-            started.callback(ledger.stop)
-            database_url = note["database_url"] = ledger.url
+            writer = start_postgres(home, postgres_binaries(choice))
+            started.callback(writer.stop)
+            database_url = note["database_url"] = writer.url
         _write_private(servers_file(home), json.dumps(note))
         started.callback(servers_file(home).unlink, missing_ok=True)
         return Servers(libpq_url(database_url), redis_url, started.pop_all())

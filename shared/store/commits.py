@@ -29,6 +29,7 @@ from brainhands.shared.model.task import Status, Task
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import redactions, rows, slots
 from brainhands.shared.store.database import TRANSIENT, Call, Database, Pause, Statement, Transaction
+from brainhands.shared.store.locked import CLOCK, Locked, read_locked
 from brainhands.shared.store.tables import (
     approvals,
     attempts,
@@ -43,11 +44,10 @@ from brainhands.shared.store.tables import (
     tasks,
     waits,
 )
-from brainhands.shared.store.view import CLOCK, View, read_view
 
 log = logger("store")
 
-Fill: TypeAlias = Callable[[View], Commit | None]
+Fill: TypeAlias = Callable[[Locked], Commit | None]
 """Decides what to store; None stores nothing. May be called again, with fresh reads, when a try was lost."""
 
 
@@ -76,14 +76,14 @@ def apply(
     while True:
         try:
             with database.transaction() as transaction:
-                view = read_view(transaction, session_id, task_ids, skip_locked=skip_locked)
-                if view is None:
+                locked = read_locked(transaction, session_id, task_ids, skip_locked=skip_locked)
+                if locked is None:
                     return None
-                if sent is not None and _was_applied(sent, view, guard):
+                if sent is not None and _was_applied(sent, locked, guard):
                     return sent
                 if guard is not None:
-                    _check(guard, view)
-                commit = fill(view)
+                    _check(guard, locked)
+                commit = fill(locked)
                 if commit is None:
                     return None
                 sent = commit
@@ -148,19 +148,19 @@ def request_digest(tenant: str, request_id: str) -> bytes:
     return hashlib.sha256(f"{len(tenant)}:{tenant}{request_id}".encode()).digest()
 
 
-def _was_applied(sent: Commit, view: View, guard: Guard | None) -> bool:
+def _was_applied(sent: Commit, locked: Locked, guard: Guard | None) -> bool:
     """Whether a try whose COMMIT lost its reply had gone through: the owner finds its step, a claim its attempt."""
     if guard is not None:
-        return view.attempt_step(guard.task_id, guard.fence) > guard.step
+        return locked.attempt_step(guard.task_id, guard.fence) > guard.step
     return any(
         (found.fence, found.worker_id) == (new.attempt.fence, new.attempt.worker_id)
         for new in sent.attempts
-        for found in view.attempts(new.attempt.task_id)
+        for found in locked.attempts(new.attempt.task_id)
     )
 
 
-def _check(guard: Guard, view: View) -> None:
-    task = view.tasks.get(guard.task_id)
+def _check(guard: Guard, locked: Locked) -> None:
+    task = locked.tasks.get(guard.task_id)
     if task is None or (task.status, task.fence, task.step) != (Status.RUNNING, guard.fence, guard.step):
         raise StaleWrite(f"task {guard.task_id} is no longer owned under fence {guard.fence}")
 

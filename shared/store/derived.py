@@ -25,9 +25,9 @@ from brainhands.shared.model.document import Document, StoredDocument
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.store.database import Database, Row, Statement
 from brainhands.shared.store.documents import PATIENCE
-from brainhands.shared.store.lineage import LOG
+from brainhands.shared.store.locked import INPUTS
+from brainhands.shared.store.past import LOG
 from brainhands.shared.store.tables import attempts, conversations, events, sessions, tasks, waits
-from brainhands.shared.store.view import INPUTS
 
 HEAD = Statement(select(sessions.c.last_seq).where(sessions.c.id == bindparam("session_id")))
 CONVERSATIONS = Statement(

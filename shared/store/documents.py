@@ -27,10 +27,10 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 
 from brainhands.shared.errors import Incompatible
-from brainhands.shared.kernel.delta import difference, replay
 from brainhands.shared.model.document import DocumentVersion, StoredDocument
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.json import duplicate
+from brainhands.shared.rules.delta import difference, replay
 from brainhands.shared.store.database import Call, Database, Row, Statement
 from brainhands.shared.store.tables import documents, events
 

@@ -35,8 +35,8 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import insert
 
-from brainhands.shared.kernel import compat
-from brainhands.shared.kernel.compat import UNREAD_LOG, UNREADABLE
+from brainhands.shared.rules import compat
+from brainhands.shared.rules.compat import UNREAD_LOG, UNREADABLE
 from brainhands.shared.store.database import Call, Database, Row, Statement
 from brainhands.shared.store.hints import PUT_OFF_SECONDS
 from brainhands.shared.store.tables import inbox, outbox, sessions, tasks, waits

@@ -24,15 +24,15 @@ from sqlalchemy import (
 )
 from sqlalchemy import cast as sql_cast
 
-from brainhands.shared.kernel.fork import CALL_EVENTS, CallFact
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.event import PAYLOADS, ModelCall, ModelOutput, SystemPromptSet
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.task import Task
+from brainhands.shared.rules.fork import CALL_EVENTS, CallFact
 from brainhands.shared.store import documents, reads, rows
 from brainhands.shared.store.database import Database, Row, Statement, Transaction
-from brainhands.shared.store.lineage import LOG
+from brainhands.shared.store.past import LOG
 from brainhands.shared.store.tables import conversations, events, sessions, tasks
 
 _NEXT = events.alias("next")

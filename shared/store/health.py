@@ -46,8 +46,8 @@ from sqlalchemy import (
 from sqlalchemy import cast as sql_cast
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
-from brainhands.shared.kernel import compat
 from brainhands.shared.model.task import Requirement
+from brainhands.shared.rules import compat
 from brainhands.shared.store import workers as register
 from brainhands.shared.store.database import Database, Row, Statement
 from brainhands.shared.store.slots import TENANT_SLOT

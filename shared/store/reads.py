@@ -34,9 +34,9 @@ from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Task
-from brainhands.shared.store import documents, lineage, rows
+from brainhands.shared.store import documents, past, rows
 from brainhands.shared.store.database import Call, Database, Row, Statement
-from brainhands.shared.store.lineage import LogPart
+from brainhands.shared.store.past import LogPart
 from brainhands.shared.store.tables import (
     approvals,
     conversations,
@@ -283,7 +283,7 @@ def context(
     so that an event of a type that is not known here is among them; what lies before is not read. A conversation that
     `continues` one of the past has what that is made of too.
     """
-    parts = lineage.past_of_conversation(database, conversation_id) if continues else []
+    parts = past.past_of_conversation(database, conversation_id) if continues else []
     results = database.run(
         *(
             CONTEXT(

@@ -26,6 +26,7 @@ from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.task import Task
 from brainhands.shared.store import rows
 from brainhands.shared.store.database import Call, Row, Statement
+from brainhands.shared.store.locked import SETTLED, Locked
 from brainhands.shared.store.tables import (
     approvals,
     attempts,
@@ -37,7 +38,6 @@ from brainhands.shared.store.tables import (
     submissions,
     tasks,
 )
-from brainhands.shared.store.view import SETTLED, View
 
 _SESSION: Any = bindparam("session_id")
 _IDS: Any = bindparam("ids", type_=ARRAY(Uuid))
@@ -148,38 +148,38 @@ FORKS = Statement(
 SIGNALS = Statement(select(signals).where(signals.c.id == any_(_IDS)).order_by(signals.c.id))
 
 
-def named(view: View, seqs: Sequence[int]) -> list[Row]:
+def named(locked: Locked, seqs: Sequence[int]) -> list[Row]:
     """Events of these seqs: rows (seq, type, causes, conversation_id, task_id, payload, redacted_at)."""
-    (result,) = view.run(NAMED(session_id=view.session.id, seqs=list(seqs)))
+    (result,) = locked.run(NAMED(session_id=locked.session.id, seqs=list(seqs)))
     return result.rows
 
 
-def ends_caused_by(view: View, seqs: Sequence[int]) -> list[int]:
+def ends_caused_by(locked: Locked, seqs: Sequence[int]) -> list[int]:
     """The ends of submissions that these events led to: they repeat an answer word for word."""
-    (result,) = view.run(ENDS_CAUSED(session_id=view.session.id, seqs=list(seqs)))
+    (result,) = locked.run(ENDS_CAUSED(session_id=locked.session.id, seqs=list(seqs)))
     return [row["seq"] for row in result.rows]
 
 
-def with_owners(view: View, ids: Iterable[TaskId]) -> list[Task]:
+def with_owners(locked: Locked, ids: Iterable[TaskId]) -> list[Task]:
     """These tasks and all that own them: what a call gave may be in the checkpoint of who made it."""
-    (result,) = view.run(WITH_OWNERS(session_id=view.session.id, ids=list(ids)))
+    (result,) = locked.run(WITH_OWNERS(session_id=locked.session.id, ids=list(ids)))
     return [rows.task(row) for row in result.rows]
 
 
-def unsettled(view: View, ids: Iterable[TaskId]) -> set[TaskId]:
+def unsettled(locked: Locked, ids: Iterable[TaskId]) -> set[TaskId]:
     """Those of the tasks that are calls of which nobody knows whether they took effect."""
-    (result,) = view.run(UNSETTLED(ids=list(ids)))
+    (result,) = locked.run(UNSETTLED(ids=list(ids)))
     return {row["id"] for row in result.rows}
 
 
-def forks_of(view: View) -> list[SessionId]:
+def forks_of(locked: Locked) -> list[SessionId]:
     """Sessions that have this one's log as their past, and are not erased themselves; from now on none is added."""
-    _, result = view.run(ALLOW_NO_FORK(session_id=view.session.id), FORKS(session_id=view.session.id))
+    _, result = locked.run(ALLOW_NO_FORK(session_id=locked.session.id), FORKS(session_id=locked.session.id))
     return [row["id"] for row in result.rows]
 
 
-def signals_of(view: View, ids: Iterable[SignalId]) -> list[Signal]:
-    (result,) = view.run(SIGNALS(ids=list(ids)))
+def signals_of(locked: Locked, ids: Iterable[SignalId]) -> list[Signal]:
+    (result,) = locked.run(SIGNALS(ids=list(ids)))
     return [rows.signal(row) for row in result.rows]
 
 

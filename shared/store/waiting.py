@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 from sqlalchemy import ARRAY, Integer, any_, bindparam, literal_column, or_, select
 
-from brainhands.shared.kernel import background, compat
-from brainhands.shared.kernel.intake import GENERATION
 from brainhands.shared.model.approval import Approval, Question
 from brainhands.shared.model.json import canonical
 from brainhands.shared.model.signal import OF_PEOPLE
 from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Status, Task
+from brainhands.shared.rules import background, compat
+from brainhands.shared.rules.first_work import GENERATION
 from brainhands.shared.store import rows, workers
 from brainhands.shared.store.database import Database, Row, Statement
 from brainhands.shared.store.slots import TENANT_SLOT

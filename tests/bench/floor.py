@@ -132,10 +132,10 @@ def _workers(database_url: str, redis_url: str, broker: redis.Redis) -> Iterator
             worker.join()
 
 
-Step = Callable[[psycopg.Connection, int, int], str | None]
+PhaseResult = Callable[[psycopg.Connection, int, int], str | None]
 
 
-def _work(role: str, step_of: Step, database_url: str, redis_url: str) -> None:
+def _work(role: str, step_of: PhaseResult, database_url: str, redis_url: str) -> None:
     """Take messages until told to stop; a step names the list that hears of it, or nothing was moved."""
     with _database(database_url) as database, _redis(redis_url) as broker:
         while (message := _take(broker, f"floor:{role}")) != STOP:

@@ -14,7 +14,6 @@ import psycopg
 
 from brainhands.shared.client import Client
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.kernel import chain
 from brainhands.shared.model.commit import Commit, SubmissionEnd
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import SubmissionId, TaskId, new_submission_id, new_task_id
@@ -22,9 +21,10 @@ from brainhands.shared.model.json import canonical
 from brainhands.shared.model.session import Session
 from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.rules import chain
 from brainhands.shared.store import commits
 from brainhands.shared.store.database import Database
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 from tests.bench.turns import make_turn
 
 TURNS_A_COMMIT = 50
@@ -73,7 +73,7 @@ def _last_turn(client: Client, session_id: UUID, *, start: int) -> Turn:
     )
 
 
-def _copies(turn: Turn, number: int, view: View) -> Commit:
+def _copies(turn: Turn, number: int, view: Locked) -> Commit:
     """The turn so many times more at the end of the session, the submissions still to be ended."""
     session, copies = view.session, []
     for _ in range(number):
@@ -153,7 +153,7 @@ def _task(
     )
 
 
-def _end_all(accepted: Sequence[Submission], view: View) -> Commit:
+def _end_all(accepted: Sequence[Submission], view: Locked) -> Commit:
     ends = [
         SubmissionEnd(submission_id=each.id, outcome=Outcome.SUCCEEDED, output_text=canonical(each.output), error=None)
         for each in accepted

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brainhands.shared.kernel.moves import TASK_MOVES, Move
 from brainhands.shared.model.task import Status
+from brainhands.shared.rules.moves import TASK_MOVES, Move
 
 
 def diagram() -> str:

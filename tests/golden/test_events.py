@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pytest
 
-from brainhands.shared.kernel import chain, verify
 from brainhands.shared.model.event import (
     LOG_FORMAT,
     PAYLOADS,
@@ -22,6 +21,7 @@ from brainhands.shared.model.event import (
 )
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.session import Session
+from brainhands.shared.rules import chain, verify
 from tests.golden import events
 
 FILES = sorted(events.FOLDER.glob("*.json"))

@@ -45,7 +45,7 @@ class Remark(Payload):
 
 PAYLOADS: dict["""
 WRITE_REMARK = f"""
-    if draft.view.fleet_format() >= {NEXT_FORMAT}:
+    if draft.locked.fleet_format() >= {NEXT_FORMAT}:
         draft.event(Remark(text="prepared"), causes=causes, task=owned)
     request = ModelRequest(
 """

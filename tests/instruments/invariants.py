@@ -20,9 +20,9 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from brainhands.shared.kernel import chain
-from brainhands.shared.kernel.delta import MOST_DELTAS, replay
 from brainhands.shared.model.event import GONE, Event
+from brainhands.shared.rules import chain
+from brainhands.shared.rules.delta import MOST_DELTAS, replay
 from brainhands.shared.store import connections
 
 Row = dict[str, Any]

@@ -23,11 +23,11 @@ from brainhands.brain.models import responses
 from brainhands.shared.cli import timeline
 from brainhands.shared.client import Client
 from brainhands.shared.engine.definition import Registry, registry
-from brainhands.shared.kernel.background import RESPONSE_CANCEL
 from brainhands.shared.model.submission import CancelState, Receipt, Submission
 from brainhands.shared.model.task import Outcome, Status, Task
 from brainhands.shared.model.tool import ToolSpec
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules.background import RESPONSE_CANCEL
 from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import workers

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.store.database import TRANSIENT, Database, Statement
-from brainhands.shared.store.view import CLOCK
+from brainhands.shared.store.locked import CLOCK
 from tests.instruments.failover import failed_over
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.proxy import LOOPBACK, Proxy

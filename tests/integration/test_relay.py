@@ -23,7 +23,7 @@ from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell, RelayBell
 from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.runtime.servers import Redis
@@ -347,8 +347,8 @@ def test_a_session_that_the_sweep_cannot_settle_keeps_no_other_from_it(fleet: Fl
     fleet.brain(), fleet.hands()
     fleet.wait_for_workers(brain=1, hands=1)
     stopping = threading.Event()
-    ledger = Ledger(Database(fleet.database_url), Bell(fleet.redis_url))
-    sweep = Stumbling(ledger, NOBODY, restart_limit=3, stopping=stopping)
+    writer = Writer(Database(fleet.database_url), Bell(fleet.redis_url))
+    sweep = Stumbling(writer, NOBODY, restart_limit=3, stopping=stopping)
     thread = threading.Thread(target=sweep.run)
     with relay_here(fleet, Publisher(fleet.redis_url)):
         limited = [fleet.script({"fault": "429", "retry_after": 1.0, "times": 1, "text": text}) for text in "abc"]
@@ -362,7 +362,7 @@ def test_a_session_that_the_sweep_cannot_settle_keeps_no_other_from_it(fleet: Fl
         assert fleet.wait(limited[1]).output == "b"
         stopping.set()
         thread.join()
-    ledger.database.close()
+    writer.database.close()
 
 
 @pytest.mark.promise("H3")

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from brainhands.shared.cli.main import commands
 from brainhands.shared.client import Client
 from brainhands.shared.errors import BadInput
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model.submission import Receipt
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.runtime.settings import libpq_url
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from brainhands.brain.agent import Agent
+from brainhands.brain.background import response_cancel_kind
 from brainhands.brain.compaction import compaction_kind
 from brainhands.brain.generation import generation_kind, intake_kind
 from brainhands.hands.calls import tool_kind
@@ -46,7 +47,7 @@ class Desk:
         asked: dict[str, Any] = {} if "models" in fields else {"model": MODEL}
         agent = Agent(name="desk", version=1, instructions="Help.", tools=["echo"], **asked, **fields)
         agents = {("desk", 1): agent}
-        kinds = (generation_kind(agents), compaction_kind(agents), intake_kind())
+        kinds = (generation_kind(agents), compaction_kind(agents), intake_kind(), response_cancel_kind())
         return worker_of(self.stage, "brain", kinds, Offer(name="agent:desk", low=1, high=1))
 
     def change_agent(self, **fields: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brainhands.shared.kernel.tokens import MOST_TOKENS
 from brainhands.shared.model.json import INSIDE_BYTES, MAX_BYTES, MAX_DEPTH, MAX_DIGITS, Json, clean
+from brainhands.shared.rules.tokens import MOST_TOKENS
 
 LONGEST_NAME = "\N{GRINNING FACE}" * 500
 

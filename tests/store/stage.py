@@ -18,12 +18,12 @@ from brainhands.brain.generation import intake_kind
 from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell
 from brainhands.shared.client import Client
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Kind, Phase, Registry, Step, registry
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, Registry, registry
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import ToolCallInterrupted, ToolCallStart
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id, new_worker_id
@@ -44,7 +44,7 @@ from brainhands.shared.model.task import (
 from brainhands.shared.model.worker import Offer, WorkerInfo
 from brainhands.shared.store import connections, reads, workers
 from brainhands.shared.store.database import Database
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 NO_REDIS = "redis://127.0.0.1:9/0"
 """Nobody listens there: bells stay silent, and nothing else may depend on them."""
@@ -53,7 +53,7 @@ AGENT = "sample"
 PLAY = "play"
 OFFERS = (Offer(name=PLAY, low=1, high=1), Offer(name=f"agent:{AGENT}", low=1, high=1))
 
-Act: TypeAlias = Callable[[Run], Step]
+Act: TypeAlias = Callable[[Run], PhaseResult]
 
 
 class Gone(BaseException):
@@ -67,7 +67,7 @@ class Stage:
         self.database_url = database_url
         self.database = Database(database_url)
         self.client = Client(database_url, NO_REDIS)
-        self.ledger = Ledger(self.database, Bell(NO_REDIS))
+        self.writer = Writer(self.database, Bell(NO_REDIS))
         self.sweep = sweep_of(self.database, restart_limit=restart_limit)
         self.acts: deque[Act] = deque()
         self._lease_seconds = lease_seconds
@@ -114,17 +114,18 @@ class Stage:
         return registry((self.play_kind(), self._generation_kind(), intake_kind()), offers)
 
     def play_kind(self) -> Kind:
-        phases = {"first": self._phase(pinned=True), "second": self._phase(), "third": self._phase()}
+        phases = {"first": self._phase(only_decides=True), "second": self._phase(), "third": self._phase()}
         return Kind(name=PLAY, version=1, phases=phases)
 
     def _generation_kind(self) -> Kind:
-        phases = {"prepare": self._phase(pinned=True), "request": self._phase(), "tools": self._phase(pinned=True)}
+        decides = self._phase(only_decides=True)
+        phases = {"prepare": decides, "request": self._phase(), "tools": decides}
         return Kind(name="generation", version=1, phases=phases)
 
-    def _phase(self, *, pinned: bool = False) -> Phase:
-        return Phase(run=self.perform, seconds=lambda _task: 600.0, pinned=pinned)
+    def _phase(self, *, only_decides: bool = False) -> Phase:
+        return Phase(run=self.perform, seconds=lambda _task: 600.0, only_decides=only_decides)
 
-    def perform(self, run: Run) -> Step:
+    def perform(self, run: Run) -> PhaseResult:
         """What a phase does."""
         return (self.acts.popleft() if self.acts else finish())(run)
 
@@ -152,12 +153,12 @@ class Stage:
     def commit(self, session_id: SessionId, change: Callable[[Draft], object], tasks: Sequence[TaskId] = ()) -> Commit:
         """Store what a change makes of a draft, as somebody who owns nothing."""
 
-        def fill(view: View) -> Commit:
+        def fill(view: Locked) -> Commit:
             draft = Draft(view, NOBODY)
             change(draft)
             return draft.freeze()
 
-        commit = self.ledger.apply(session_id, tasks, fill)
+        commit = self.writer.apply(session_id, tasks, fill)
         assert commit is not None
         return commit
 
@@ -170,7 +171,7 @@ class Stage:
         """Let a worker claim a task and die in the phase; gives the task as claimed."""
         claimed: list[Task] = []
 
-        def die(run: Run) -> Step:
+        def die(run: Run) -> PhaseResult:
             claimed.append(run.task)
             raise Gone
 
@@ -243,7 +244,7 @@ def stage_of(database_url: str, **options: Any) -> Iterator[Stage]:
 
 def sweep_of(database: Database, *, restart_limit: int = 3) -> Sweep:
     """A relay's sweep on this store."""
-    return Sweep(Ledger(database, Bell(NO_REDIS)), NOBODY, restart_limit=restart_limit, stopping=threading.Event())
+    return Sweep(Writer(database, Bell(NO_REDIS)), NOBODY, restart_limit=restart_limit, stopping=threading.Event())
 
 
 def play_task(draft: Draft, task_id: TaskId, *, owner_id: TaskId | None = None) -> Task:
@@ -280,7 +281,7 @@ def call_of_unknown_effect(stage: Stage, session_id: SessionId) -> TaskId:
             error="it died",
         )
         draft.add(task)
-        fields = endings.call_fields(task)
+        fields = ends.call_fields(task)
         begun = draft.event(ToolCallStart(**fields, acts_until=None), causes=[task.cause], task=task)
         draft.event(ToolCallInterrupted(**fields, partial="", error="it died"), causes=[begun], task=task)
 
@@ -290,27 +291,27 @@ def call_of_unknown_effect(stage: Stage, session_id: SessionId) -> TaskId:
 
 def answer(transition: Transition) -> Act:
     """An act that comes to this."""
-    return lambda _run: Step(lambda _draft: transition)
+    return lambda _run: PhaseResult(lambda _draft: transition)
 
 
 def finish(result: Json = None) -> Act:
     """An act that ends its task well; a generation's submission ends with it."""
 
-    def act(run: Run) -> Step:
+    def act(run: Run) -> PhaseResult:
         def decide(draft: Draft) -> Transition:
             task = draft.task(run.task.id)
             if task.kind == "generation":
-                endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[task.cause], output=result)
+                ends.end_generation(draft, task, Outcome.SUCCEEDED, causes=[task.cause], output=result)
             return Done(result)
 
-        return Step(decide)
+        return PhaseResult(decide)
 
     return act
 
 
 def decide(change: Callable[[Draft, Task], Transition]) -> Act:
     """An act that fills the draft of its step."""
-    return lambda run: Step(lambda draft: change(draft, draft.task(run.task.id)))
+    return lambda run: PhaseResult(lambda draft: change(draft, draft.task(run.task.id)))
 
 
 def spawn_and_wait(*children: TaskId, phase: str = "second") -> Act:

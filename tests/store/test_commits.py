@@ -14,19 +14,19 @@ import psycopg
 import pytest
 from sqlalchemy import func, select, text
 
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import NotStorable, StaleWrite, Unsettled
-from brainhands.shared.kernel import chain, moves
 from brainhands.shared.model.commit import Commit, Guard, TaskChange
 from brainhands.shared.model.event import ModelInterrupted, TaskPhase, Usage
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
 from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
+from brainhands.shared.rules import chain, moves
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import attempts, health
 from brainhands.shared.store.database import Database, Statement
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 from tests.store.stage import (
     Act,
     Gone,
@@ -527,14 +527,14 @@ def test_a_write_by_compare_and_set_is_refused_whole_when_its_row_has_moved(shar
     shared_stage.claim_and_die(task_id)
     before = _everything_of(shared_stage, session_id)
 
-    def cancel_what_was_pending(view: View) -> Commit:
+    def cancel_what_was_pending(view: Locked) -> Commit:
         draft = Draft(view, NOBODY)
         _note(draft)
         cancelled = replace(pending, status=Status.DONE, outcome=Outcome.CANCELLED, fence=pending.fence + 1)
         return replace(draft.freeze(), changes=(TaskChange(before=pending, after=cancelled),))
 
     with pytest.raises(Unsettled):
-        shared_stage.ledger.apply(session_id, [], cancel_what_was_pending)
+        shared_stage.writer.apply(session_id, [], cancel_what_was_pending)
 
     assert _everything_of(shared_stage, session_id) == before
 
@@ -548,10 +548,10 @@ def test_an_owners_commit_names_its_fence_and_its_step(shared_stage: Stage, fenc
     before = _everything_of(shared_stage, session_id)
 
     with pytest.raises(StaleWrite):
-        shared_stage.ledger.apply(
+        shared_stage.writer.apply(
             session_id,
             [task_id],
-            lambda _view: pytest.fail("a stale owner was asked what to store"),
+            lambda _locked: pytest.fail("a stale owner was asked what to store"),
             guard=Guard(task_id=task_id, fence=fence, step=step),
         )
 
@@ -941,7 +941,7 @@ def test_a_task_that_was_in_two_crashes_shares_its_process_with_no_other(shared_
     seen: list[Status] = []
 
     def beside(task_id: TaskId) -> Act:
-        def act(run: Run) -> Step:
+        def act(run: Run) -> PhaseResult:
             worker.advance([(task_id, session_id)])
             seen.append(shared_stage.status(task_id))
             return finish()(run)

@@ -11,7 +11,7 @@ import pytest
 
 from brainhands.shared.engine import company
 from brainhands.shared.engine.company import Company
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import Incompatible
 from brainhands.shared.model.ids import TaskId, new_task_id
@@ -28,7 +28,7 @@ def patient_stage(postgres: Any) -> Iterator[Stage]:
 
 
 def raising(error: Exception) -> Act:
-    def act(_run: Run) -> Step:
+    def act(_run: Run) -> PhaseResult:
         raise error
 
     return act
@@ -103,7 +103,7 @@ def test_a_task_that_raises_again_and_again_keeps_no_neighbour_from_its_process(
         let_it_end(patient_stage, raises, each)
     entered, leave = threading.Event(), threading.Event()
 
-    def stay(_run: Run) -> Step:
+    def stay(_run: Run) -> PhaseResult:
         entered.set()
         assert leave.wait(20)
         return finish()(_run)

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from brainhands.shared.engine.definition import Kind, Step, registry
+from brainhands.shared.engine.definition import Kind, PhaseResult, registry
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
 from brainhands.shared.errors import Incompatible, OlderWorkers
-from brainhands.shared.kernel import compat
 from brainhands.shared.model.event import LOG_FORMAT, Payload
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
 from brainhands.shared.model.task import Done, Next, Requirement, Status, Task, Transition
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules import compat
 from brainhands.shared.store import health, turns, workers
 from tests.instruments import invariants
 from tests.store.stage import OFFERS, PLAY, Act, Stage, answer, decide, finish, go_on, play_task
@@ -40,11 +40,11 @@ def write_newer(transition: Transition) -> Act:
     return decide(change)
 
 
-def unreadable(_run: Run) -> Step:
+def unreadable(_run: Run) -> PhaseResult:
     raise Incompatible("document plan has schema version 9")
 
 
-def unreadable_when_stored(run: Run) -> Step:
+def unreadable_when_stored(run: Run) -> PhaseResult:
     def change(_draft: Draft, _task: Task) -> Transition:
         raise Incompatible("document plan has schema version 9")
 
@@ -163,7 +163,7 @@ def test_a_worker_leaves_a_session_of_a_newer_log_format_and_its_hint_to_others(
 def test_a_session_that_gets_a_newer_log_format_between_look_and_claim_is_not_claimed(stage: Stage) -> None:
     session_id, task_id = pending(stage)
 
-    def overtaken(run: Run) -> Step:
+    def overtaken(run: Run) -> PhaseResult:
         stage.sql("UPDATE brainhands.sessions SET log_format = %s WHERE id = %s", NEWER, session_id)
         return finish()(run)
 
@@ -228,7 +228,7 @@ def test_a_phase_asks_before_it_acts_and_what_it_has_done_is_stored_all_the_same
     session_id, task_id = pending(stage)
     acted = []
 
-    def act(run: Run) -> Step:
+    def act(run: Run) -> PhaseResult:
         if run.writes_format < NEWER:
             raise OlderWorkers(NEWER)
         acted.append(run.task.fence)
@@ -301,7 +301,7 @@ def test_a_task_whose_last_untried_worker_leaves_is_blocked_again(stage: Stage) 
 def test_a_task_that_is_to_be_cancelled_ends_where_its_state_cannot_be_read(stage: Stage) -> None:
     session_id, task_id = pending(stage)
 
-    def cancelled_meanwhile(run: Run) -> Step:
+    def cancelled_meanwhile(run: Run) -> PhaseResult:
         stage.client.cancel(session=session_id)
         return unreadable(run)
 
@@ -357,13 +357,13 @@ def test_a_task_of_an_older_version_is_migrated_as_it_is_read_and_stored_by_its_
     stage.sweep.sweep_once()
     seen = []
 
-    def look(run: Run) -> Step:
+    def look(run: Run) -> PhaseResult:
         stored = stage.task(task_id)
         assert (stored.version, stored.phase, stored.checkpoint) == (1, "second", {"listed": ["a", "b"]})
         seen.append((run.task.version, run.task.phase, run.task.checkpoint))
         return answer(Next("THIRD"))(run)
 
-    def look_again(run: Run) -> Step:
+    def look_again(run: Run) -> PhaseResult:
         seen.append((run.task.version, run.task.phase, run.task.checkpoint))
         return finish()(run)
 

@@ -15,18 +15,18 @@ import pytest
 
 from brainhands.hands.flow import Flow, phase
 from brainhands.hands.flows import flow_kind
-from brainhands.shared.engine.definition import Step, registry
+from brainhands.shared.engine.definition import PhaseResult, registry
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.worker import Worker
 from brainhands.shared.errors import BadInput, Incompatible, UnknownDocument, UnknownSession
-from brainhands.shared.kernel import calls
-from brainhands.shared.kernel.delta import MOST_DELTAS
 from brainhands.shared.model import derived
 from brainhands.shared.model.document import RESERVED, Document
 from brainhands.shared.model.event import ModelOutput, ModelRequest, SystemPromptSet, TaskPhase, ToolReference, Usage
 from brainhands.shared.model.ids import SessionId, TaskId, new_session_id, new_task_id, new_worker_id
 from brainhands.shared.model.task import Done, Next, Task, Transition, Wait
 from brainhands.shared.model.worker import Offer, WorkerInfo
+from brainhands.shared.rules import calls
+from brainhands.shared.rules.delta import MOST_DELTAS
 from brainhands.shared.store import documents
 from brainhands.shared.store.database import Statement
 from tests.instruments import invariants
@@ -482,11 +482,11 @@ def test_a_documents_change_its_event_and_the_children_are_one_commit_or_nothing
 
         return fill
 
-    def look(_run: Any) -> Step:
+    def look(_run: Any) -> PhaseResult:
         view = stage.client.session(session_id)
         assert view.documents == ()
         assert [task for task in view.tasks if task.owner_id == parent] == []
-        return Step(lambda draft: step(True)(draft, draft.task(parent)))
+        return PhaseResult(lambda draft: step(True)(draft, draft.task(parent)))
 
     stage.forget_first_hint(parent)
     stage.advance(parent, answer(Next("second")), look)

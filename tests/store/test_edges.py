@@ -22,10 +22,10 @@ from brainhands.hands.calls import tool_kind
 from brainhands.hands.flows import flow_kind
 from brainhands.shared.engine.definition import Kind
 from brainhands.shared.errors import Incompatible, ServerUnavailable, StaleWrite
-from brainhands.shared.kernel.calls import call_task
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
 from brainhands.shared.model.task import Outcome, Status, Task
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules.calls import call_task
 from tests.instruments import invariants
 from tests.store.desk import worker_of
 from tests.store.stage import Stage

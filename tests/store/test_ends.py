@@ -12,13 +12,10 @@ from uuid import UUID
 import pytest
 
 from brainhands.shared.cli import show
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.run import Run
-from brainhands.shared.kernel import background
-from brainhands.shared.kernel.times import LAST_TIME
-from brainhands.shared.kernel.tokens import MOST_TOKENS
 from brainhands.shared.model.approval import HUMAN, Answer, Approval, Question
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import ModelOutput, Usage
@@ -26,8 +23,11 @@ from brainhands.shared.model.ids import ApprovalId, SessionId, TaskId, new_appro
 from brainhands.shared.model.json import MAX_BYTES, SHORTENED_CHARACTERS, Json, canonical, digest
 from brainhands.shared.model.submission import CancelState
 from brainhands.shared.model.task import Done, Next, Outcome, Sleep, Status, Task, Transition, WaitSignal
+from brainhands.shared.rules import background
+from brainhands.shared.rules.times import LAST_TIME
+from brainhands.shared.rules.tokens import MOST_TOKENS
 from brainhands.shared.store.attempts import PROGRESS_LIMIT
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 from tests.store.extremes import BEYOND, LONGEST_NAME, VALUES
 from tests.store.stage import Gone, Stage, answer, decide, nap, play_task, spawn_and_wait
 
@@ -132,7 +132,7 @@ def ask(draft: Draft, task: Task, value: Json) -> Approval:
         asked_at=draft.now,
         answer_by=draft.now - timedelta(seconds=1),
     )
-    draft.ask(question, {**endings.call_fields(task), "arguments": None}, task=task, causes=[1])
+    draft.ask(question, {**ends.call_fields(task), "arguments": None}, task=task, causes=[1])
     return question
 
 
@@ -195,14 +195,14 @@ def assert_moved(stage: Stage, rows: Rows, before: dict[TaskId, Task]) -> None:
 
 def fail_each(stage: Stage, rows: Rows) -> None:
     def change(draft: Draft, task_id: TaskId) -> None:
-        endings.fail(draft, draft.task(task_id), TOO_LONG)
+        ends.fail(draft, draft.task(task_id), TOO_LONG)
 
     end_each(stage, rows, change)
 
 
 def refuse_each(stage: Stage, rows: Rows) -> None:
     def change(draft: Draft, task_id: TaskId) -> None:
-        refused = endings.refuse_call(draft, task=draft.task(task_id), error=TOO_LONG)
+        refused = ends.refuse_call(draft, task=draft.task(task_id), error=TOO_LONG)
         draft.finish(draft.task(task_id), Outcome.FAILED, error=refused.error)
 
     end_each(stage, rows, change)
@@ -350,7 +350,7 @@ def test_counts_of_tokens_that_are_each_believed_may_have_any_sum(shared_stage: 
         cutoff = draft.event(said, causes=[1], task=task)
         return Next("request", checkpoint={"request": {"cutoff": cutoff}, "request_seq": cutoff})
 
-    def die(_run: Run) -> Step:
+    def die(_run: Run) -> PhaseResult:
         raise Gone
 
     with pytest.raises(Gone):
@@ -469,7 +469,7 @@ def test_what_an_attempt_found_out_is_kept_when_the_commit_of_its_step_fails(sha
         raise ValueError("this cannot be stored")
 
     shared_stage.forget_first_hint(task_id)
-    shared_stage.advance(task_id, lambda _run: Step(refuse, evidence={"result": "it was sent"}))
+    shared_stage.advance(task_id, lambda _run: PhaseResult(refuse, evidence={"result": "it was sent"}))
 
     assert shared_stage.status(task_id) is Status.PENDING
     (attempt,) = shared_stage.sql("SELECT late_result FROM brainhands.attempts WHERE task_id = %s", task_id)
@@ -482,19 +482,19 @@ def test_what_an_attempt_found_out_is_kept_when_the_commit_of_its_step_fails(sha
 def test_who_owns_nothing_reads_again_where_a_row_had_moved(shared_stage: Stage, stale: int) -> None:
     session_id, _ = shared_stage.session()
     task_id = shared_stage.add(session_id)
-    looks: list[View] = []
+    looks: list[Locked] = []
 
-    def fill(view: View) -> Commit:
+    def fill(view: Locked) -> Commit:
         looks.append(view)
         draft = Draft(view, NOBODY)
         task = draft.task(task_id)
-        endings.cancel(draft, task)
+        ends.cancel(draft, task)
         commit = draft.freeze()
         if len(looks) > stale:
             return commit
         return replace(commit, changes=tuple(replace(each, before=replace(task, fence=7)) for each in commit.changes))
 
-    assert shared_stage.ledger.apply(session_id, [task_id], fill) is not None
+    assert shared_stage.writer.apply(session_id, [task_id], fill) is not None
 
     assert len(looks) == stale + 1
     assert shared_stage.status(task_id) is Status.DONE

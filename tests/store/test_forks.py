@@ -13,11 +13,9 @@ import pytest
 from brainhands.brain import prompt
 from brainhands.brain.history import NOT_IN_CONTEXT
 from brainhands.shared.client import Client
-from brainhands.shared.engine import endings
+from brainhands.shared.engine import ends
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import BadInput, RequestConflict, UnknownSession
-from brainhands.shared.kernel.calls import call_task
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model.approval import Answer
 from brainhands.shared.model.event import (
     ModelCall,
@@ -35,8 +33,10 @@ from brainhands.shared.model.ids import ConversationId, SessionId, TaskId, new_t
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.session import Conversation
 from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.rules.calls import call_task
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.runtime.settings import libpq_url
-from brainhands.shared.store import lineage, reads
+from brainhands.shared.store import past, reads
 from tests.instruments.invariants import violations
 from tests.store.stage import AGENT, NO_REDIS, Stage
 
@@ -108,9 +108,7 @@ class Story:
 
     def begin(self, name: str) -> int:
         task = self.stage.task(self.calls[name])
-        start = ToolCallStart(
-            **{**endings.call_fields(task), "operation_id": name, "replay": "unsafe"}, acts_until=None
-        )
+        start = ToolCallStart(**{**ends.call_fields(task), "operation_id": name, "replay": "unsafe"}, acts_until=None)
         return self.commit(lambda draft: draft.event(start, causes=[task.cause], task=task))
 
     def succeed(self, name: str) -> int:
@@ -128,7 +126,7 @@ class Story:
         task = self.stage.task(self.calls[name])
 
         def change(draft: Draft) -> None:
-            draft.event(payload(endings.call_fields(task)), causes=[task.cause], task=task)
+            draft.event(payload(ends.call_fields(task)), causes=[task.cause], task=task)
             draft.finish(task, outcome)
 
         return self.commit(change, task.id)
@@ -181,7 +179,7 @@ class Story:
         found: dict[str, TaskId] = {}
 
         def look(draft: Draft) -> None:
-            for task in draft.view.unknown_calls("tool:send"):
+            for task in draft.locked.unknown_calls("tool:send"):
                 found[task.checkpoint.get("call", task.input)["arguments"]["to"]] = task.id
 
         self.commit(look)
@@ -349,7 +347,7 @@ def test_forks_of_forks_share_one_past_and_a_change_in_it_is_found_from_each(sta
 
     log = client.events(grandchild.session_id)
     session = client.session(grandchild.session_id).session
-    parts = lineage.parts(stage.database, session)
+    parts = past.parts(stage.database, session)
     assert [part.session_id for part in parts] == [root.session_id, child.session_id, grandchild.session_id]
     assert [event.seq for event in log] == list(range(1, session.last_seq + 1))
     pages, after = [], 0

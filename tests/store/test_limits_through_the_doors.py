@@ -15,11 +15,11 @@ from brainhands.hands.tool import MAX_OUTPUT_BYTES
 from brainhands.shared.engine.definition import Kind
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.worker import Worker
-from brainhands.shared.kernel.calls import call_task
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
 from brainhands.shared.model.json import MAX_BYTES, MAX_DEPTH, Json, canonical, clean
 from brainhands.shared.model.task import Outcome, Task
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules.calls import call_task
 from tests.instruments.invariants import violations
 from tests.store.desk import worker_of
 from tests.store.extremes import VALUES, nested, of_bytes

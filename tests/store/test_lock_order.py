@@ -19,17 +19,17 @@ from brainhands.shared.model.task import Status
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import attempts, due
 from brainhands.shared.store.database import Database
-from brainhands.shared.store.view import View, read_view
+from brainhands.shared.store.locked import Locked, read_locked
 from tests.store.stage import Stage, finish, go_on, nap
 
 NOTE = TaskPhase(kind="play", phase="first", next_phase="second", status="running")
 
 
 @contextmanager
-def held(stage: Stage, session_id: SessionId, *task_ids: TaskId) -> Iterator[View]:
+def held(stage: Stage, session_id: SessionId, *task_ids: TaskId) -> Iterator[Locked]:
     """Somebody's commit, between its reads and its writes."""
     with stage.database.transaction() as transaction:
-        view = read_view(transaction, session_id, list(task_ids), skip_locked=False)
+        view = read_locked(transaction, session_id, list(task_ids), skip_locked=False)
         assert view is not None
         yield view
 
@@ -100,7 +100,7 @@ def test_a_commit_frozen_half_way_is_ended_by_the_server_and_frees_its_session(s
 
     def freeze() -> None:
         with frozen.transaction() as transaction:
-            read_view(transaction, session_id, [], skip_locked=False)
+            read_locked(transaction, session_id, [], skip_locked=False)
             locked.set()
             assert thawed.wait(30)
             transaction.run(*due.mend_hints())

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from brainhands.shared.client import Client
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
@@ -19,7 +19,7 @@ from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.submission import CancelState
 from brainhands.shared.model.task import Done, Fail, Next, Status, Task, Transition
 from brainhands.shared.store.database import Database
-from brainhands.shared.store.view import CLOCK
+from brainhands.shared.store.locked import CLOCK
 from tests.instruments.invariants import violations
 from tests.store.commit_cutter import CommitCutter, When
 from tests.store.stage import (
@@ -279,7 +279,7 @@ def test_a_task_handed_on_in_the_commit_goes_on_at_once(
 
     def hand_on(draft: Draft, _task: Task) -> Transition:
         _note(draft)
-        draft.hand_on(play_task(draft, onward), Step(lambda _draft: Next("second")))
+        draft.hand_on(play_task(draft, onward), PhaseResult(lambda _draft: Next("second")))
         return Done()
 
     def cut_next(run: Run) -> Any:

@@ -26,17 +26,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine import ends
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
-from brainhands.shared.kernel import intake
 from brainhands.shared.model.approval import HUMAN
 from brainhands.shared.model.event import TaskPhase
 from brainhands.shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait, WaitSignal
+from brainhands.shared.rules import first_work
 from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import attempts, health, turns, workers
@@ -77,7 +77,7 @@ class Actor:
         self._thread.start()
         self._look()
 
-    def perform(self, run: Run) -> Step:
+    def perform(self, run: Run) -> PhaseResult:
         """In the worker's thread: stand before the phase until the machine says what it does."""
         self._reached.put(run)
         return self._orders.get()(run)
@@ -118,7 +118,7 @@ ACTORS: dict[int, Actor] = {}
 class ActorsStage(Stage):
     """A stage whose phases are played by actors."""
 
-    def perform(self, run: Run) -> Step:
+    def perform(self, run: Run) -> PhaseResult:
         return ACTORS[threading.get_ident()].perform(run)
 
 
@@ -358,7 +358,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def _coming_to(machine: StoreMachine, what: str) -> Act:
-    def act(run: Run) -> Step:
+    def act(run: Run) -> PhaseResult:
         if run.task.kind not in SECOND:
             raise AssertionError("the intake plays itself")
         second, checkpoint = SECOND[run.task.kind], {"left": machine.value}
@@ -385,20 +385,20 @@ def _coming_to(machine: StoreMachine, what: str) -> Act:
                 case _:
                     return Next(second)
 
-        return Step(decide, evidence={"late": what})
+        return PhaseResult(decide, evidence={"late": what})
 
     return act
 
 
 def _end(draft: Draft, task: Task, transition: Done | Fail) -> Transition:
-    if task.kind == intake.GENERATION:
+    if task.kind == first_work.GENERATION:
         outcome = Outcome.SUCCEEDED if isinstance(transition, Done) else Outcome.FAILED
-        endings.end_generation(draft, task, outcome, causes=[task.cause], output=transition.result)
+        ends.end_generation(draft, task, outcome, causes=[task.cause], output=transition.result)
     return transition
 
 
 def _spawning(children: list[TaskId], how: str) -> Act:
-    def act(run: Run) -> Step:
+    def act(run: Run) -> PhaseResult:
         def decide(draft: Draft) -> Transition:
             task = draft.task(run.task.id)
             for child in children:
@@ -412,19 +412,19 @@ def _spawning(children: list[TaskId], how: str) -> Act:
                 case _:
                     return Wait(children, phase=second, fail_fast=how == "fail fast")
 
-        return Step(decide)
+        return PhaseResult(decide)
 
     return act
 
 
-def _handing_on(run: Run) -> Step:
+def _handing_on(run: Run) -> PhaseResult:
     """A generation's round closes and hands the next one on; any other task ends."""
 
     def decide(draft: Draft) -> Transition:
         task = draft.task(run.task.id)
-        if task.kind == intake.GENERATION and task.conversation_id is not None:
-            conversation, _, _ = draft.view.conversation(task.conversation_id)
-            onward = intake.generation_task(
+        if task.kind == first_work.GENERATION and task.conversation_id is not None:
+            conversation, _, _ = draft.locked.conversation(task.conversation_id)
+            onward = first_work.generation_task(
                 new_task_id(),
                 conversation,
                 submission_id=task.submission_id,
@@ -433,17 +433,17 @@ def _handing_on(run: Run) -> Step:
                 priority=task.priority,
                 now=draft.now,
             )
-            draft.hand_on(onward, Step(lambda _draft: Next("request")))
+            draft.hand_on(onward, PhaseResult(lambda _draft: Next("request")))
         return Done("handed on")
 
-    return Step(decide)
+    return PhaseResult(decide)
 
 
-def _raising(_run: Run) -> Step:
+def _raising(_run: Run) -> PhaseResult:
     raise RuntimeError("the phase raised")
 
 
-def _dying(_run: Run) -> Step:
+def _dying(_run: Run) -> PhaseResult:
     raise Gone
 
 

@@ -22,14 +22,14 @@ from brainhands.shared.store import (
     forks,
     health,
     hints,
-    lineage,
+    locked,
+    past,
     places,
     questions,
     reads,
     redactions,
     slots,
     turns,
-    view,
 )
 from brainhands.shared.store.database import Statement
 from tests.conftest import migrated, new_database
@@ -90,7 +90,7 @@ STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
     for module in (
         *(attempts, commits, derived, documents, due, forks, hints),
-        *(lineage, places, questions, reads, redactions, slots, turns, view),
+        *(past, places, questions, reads, redactions, slots, turns, locked),
     )
     for name, statement in vars(module).items()
     if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text

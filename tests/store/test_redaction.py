@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from brainhands.shared.engine import endings
+from brainhands.shared.engine import ends
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import BadInput, ErasedSession, StillNeeded
 from brainhands.shared.model.event import ModelOutput, SystemPromptSet, TaskPhase, ToolCallSuccess, Usage
@@ -30,7 +30,7 @@ def said(text: str) -> Act:
             text=text, calls=[], finish_reason="stop", model="m", usage=Usage(), request_digest="digest"
         )
         seq = draft.event(output, causes=[task.cause], task=task)
-        endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
+        ends.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq], output=text)
         return Done(text)
 
     return decide(change)

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from brainhands.shared.engine import approvals, endings
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import BadInput, ErasedSession, StillNeeded
-from brainhands.shared.kernel import moves
-from brainhands.shared.kernel.calls import call_task
 from brainhands.shared.model.approval import Question
 from brainhands.shared.model.event import (
     ModelCall,
@@ -29,6 +27,8 @@ from brainhands.shared.model.event import (
 from brainhands.shared.model.ids import ConversationId, SessionId, TaskId, new_conversation_id, new_task_id
 from brainhands.shared.model.session import Conversation
 from brainhands.shared.model.task import Done, Fail, Outcome, Status, Task, Transition, Wait
+from brainhands.shared.rules import moves
+from brainhands.shared.rules.calls import call_task
 from brainhands.shared.store import commits, forks
 from tests.instruments.invariants import violations
 from tests.store.stage import Stage, decide, finish, play_task, spawn_and_wait
@@ -62,7 +62,7 @@ def test_a_generation_that_ends_in_the_commit_that_hands_on_to_it_lets_the_call_
 
     def hand_on(draft: Draft, _task: Task) -> Transition:
         draft.hand_on(
-            replace(play_task(draft, onward), owner_id=call), Step(lambda _draft: Fail("the budget is used up"))
+            replace(play_task(draft, onward), owner_id=call), PhaseResult(lambda _draft: Fail("the budget is used up"))
         )
         draft.wait_also(call, onward)
         return Done()
@@ -103,7 +103,7 @@ def in_review(stage: Stage, session_id: SessionId, main: TaskId) -> TaskId:
 
     def ask(draft: Draft) -> None:
         owned = draft.claim(draft.task(call), worker_id=stage.first.info.id, lease_seconds=60.0, phase_seconds=60.0)
-        fields = {**endings.call_fields(owned), "operation_id": "o", "replay": "unsafe"}
+        fields = {**ends.call_fields(owned), "operation_id": "o", "replay": "unsafe"}
         seq = draft.event(ToolCallStart(**fields, acts_until=None), causes=[owned.cause], task=owned)
         kept = replace(owned, checkpoint={"start_seq": seq})
         wait = approvals.ask(draft, kept, fields, Question.REVIEW, "it died", [seq], more={"partial": "half"})
@@ -133,7 +133,7 @@ def test_a_call_that_is_cancelled_while_people_review_its_effect_stays_unknown(s
     assert '"half"' in ended.payload_text
     assert not stage.client.answer(question.id, "did_not_happen").accepted
     unknown: list[TaskId] = []
-    stage.commit(session_id, lambda draft: unknown.extend(each.id for each in draft.view.unknown_calls("tool:play")))
+    stage.commit(session_id, lambda draft: unknown.extend(each.id for each in draft.locked.unknown_calls("tool:play")))
     assert unknown == [call]
     assert violations(stage.database_url) == []
 
@@ -245,7 +245,7 @@ def test_the_views_of_what_was_redacted_or_erased_show_nothing_of_it(stage: Stag
         draft.event(PROMPT, causes=[task.cause], task=task)
         request = ModelRequest(agent="sample", agent_version=1, model="m", options={}, tools=[], cutoff=2)
         seq = draft.event(request, causes=[task.cause], task=task)
-        endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq])
+        ends.end_generation(draft, task, Outcome.SUCCEEDED, causes=[seq])
         return Done()
 
     def settings() -> tuple[object, object]:
@@ -281,7 +281,7 @@ def test_what_agents_tell_each_other_is_named_where_it_is_told_again(stage: Stag
             cause=told["reply"],
             now=draft.now,
         )
-        fields = {**endings.call_fields(made), "operation_id": str(call)}
+        fields = {**ends.call_fields(made), "operation_id": str(call)}
         told["tool_call_start"] = draft.event(
             ToolCallStart(**fields, acts_until=None), causes=[told["reply"]], task=made
         )
@@ -294,7 +294,7 @@ def test_what_agents_tell_each_other_is_named_where_it_is_told_again(stage: Stag
             ToolCallSuccess(**fields, result="it is grey"), causes=[told["tool_call_start"]], task=made
         )
         draft.add(replace(made, status=Status.DONE, outcome=Outcome.SUCCEEDED, result="it is grey"))
-        endings.end_generation(draft, task, Outcome.SUCCEEDED, causes=[told["reply"]], output="done")
+        ends.end_generation(draft, task, Outcome.SUCCEEDED, causes=[told["reply"]], output="done")
         return Done()
 
     stage.advance(main, decide(work))

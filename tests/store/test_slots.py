@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from brainhands.shared.engine import stopping
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.doors import cancel
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
-from brainhands.shared.kernel import intake
 from brainhands.shared.model.ids import TaskId, new_task_id
 from brainhands.shared.model.task import Done, Fail, Next, Status, Task, Transition, Wait
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules import first_work
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import due, health, reads, slots
 from tests.instruments import invariants
@@ -42,7 +42,7 @@ def held(stage: Stage) -> dict[TaskId, list[str]]:
 def run_and_die(stage: Stage, task_id: TaskId, worker: Worker) -> None:
     """Let a first phase go on to the second under the same claim, and its worker die in that."""
 
-    def die(_run: Run) -> Step:
+    def die(_run: Run) -> PhaseResult:
         raise Gone
 
     with pytest.raises(Gone):
@@ -90,7 +90,7 @@ def test_of_claims_at_the_same_time_no_more_succeed_than_there_are_slots(stage: 
     workers = [limited(stage, 3) for _ in range(12)]
     may_end = threading.Event()
 
-    def act(run: Run) -> Step:
+    def act(run: Run) -> PhaseResult:
         if run.task.phase == "first":
             return go_on(run)
         assert may_end.wait(60)
@@ -129,7 +129,7 @@ def test_whatever_a_phase_comes_to_frees_the_slot_when_the_claim_ends(stage: Sta
     acts = ENDS[end] or [answer(Wait([generation], phase="third"))]
     seen: list[dict[TaskId, list[str]]] = []
 
-    def look(run: Run) -> Step:
+    def look(run: Run) -> PhaseResult:
         seen.append(held(stage))
         return go_on(run)
 
@@ -145,7 +145,7 @@ def test_a_cancel_and_the_restart_limit_free_the_slot_too(stage: Stage) -> None:
     cancelled, crashed = stage.add(stage.session()[0]), stage.add(stage.session()[0])
     worker = limited(stage, 2)
     run_and_die(stage, cancelled, worker)
-    stopping.cancel_task(stage.ledger, stage.task(cancelled), "no more")
+    cancel.cancel_task(stage.writer, stage.task(cancelled), "no more")
     told = held(stage)
     stage.lose(cancelled)
     stage.claim_and_die(crashed, worker=worker)
@@ -194,7 +194,7 @@ def test_a_limit_that_was_raised_or_lowered_holds_for_what_is_claimed_from_then_
 def claim_what_can_be(stage: Stage, tasks: list[TaskId], worker: Worker) -> set[TaskId]:
     """Who holds slots after a worker has tried to claim each pending task, and died in it."""
 
-    def die(_run: Run) -> Step:
+    def die(_run: Run) -> PhaseResult:
         raise Gone
 
     for task_id in tasks:
@@ -227,8 +227,8 @@ def test_a_generation_that_hands_the_next_one_on_has_one_slot_at_a_time(stage: S
     seen: list[dict[TaskId, list[str]]] = []
 
     def close(draft: Any, task: Task) -> Transition:
-        conversation, _, _ = draft.view.conversation(task.conversation_id)
-        onward = intake.generation_task(
+        conversation, _, _ = draft.locked.conversation(task.conversation_id)
+        onward = first_work.generation_task(
             new_task_id(),
             conversation,
             submission_id=task.submission_id,
@@ -238,10 +238,10 @@ def test_a_generation_that_hands_the_next_one_on_has_one_slot_at_a_time(stage: S
             now=draft.now,
         )
         made.append(onward.id)
-        draft.hand_on(onward, Step(lambda _draft: Next("request")))
+        draft.hand_on(onward, PhaseResult(lambda _draft: Next("request")))
         return Done()
 
-    def look(run: Run) -> Step:
+    def look(run: Run) -> PhaseResult:
         seen.append(held(stage))
         return finish("all done")(run)
 

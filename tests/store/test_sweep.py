@@ -16,7 +16,7 @@ from brainhands.outbox.relay import pools
 from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import StaleWrite
 from brainhands.shared.model.event import LOG_FORMAT
 from brainhands.shared.model.ids import SessionId, TaskId
@@ -46,8 +46,8 @@ class Stumbling(Sweep):
     """A sweep that fails at what is in trouble."""
 
     def __init__(self, stage: Stage, stopping: threading.Event | None = None) -> None:
-        ledger = Ledger(stage.database, Bell(NO_REDIS))
-        super().__init__(ledger, NOBODY, restart_limit=3, stopping=stopping or threading.Event())
+        writer = Writer(stage.database, Bell(NO_REDIS))
+        super().__init__(writer, NOBODY, restart_limit=3, stopping=stopping or threading.Event())
         self.trouble: set[UUID] = set()
         self.error: Exception = KeyError("unexpected")
         self.tries = 0

@@ -25,8 +25,8 @@ from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
 from brainhands.shared.engine import fleet
 from brainhands.shared.engine.draft import NOBODY
 from brainhands.shared.engine.keeper import Keeper
-from brainhands.shared.engine.ledger import Ledger
 from brainhands.shared.engine.run import Run
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.model.ids import new_session_id, new_task_id
 from brainhands.shared.store import attempts
 from tests.instruments.fleet import wait_until
@@ -85,7 +85,7 @@ def test_the_sweep_goes_on(
     unexpected = Unexpected(error)
     monkeypatch.setattr(Sweep, work, unexpected)
     stopping = threading.Event()
-    sweep = Sweep(Ledger(shared_stage.database, Bell(NO_REDIS)), NOBODY, restart_limit=3, stopping=stopping)
+    sweep = Sweep(Writer(shared_stage.database, Bell(NO_REDIS)), NOBODY, restart_limit=3, stopping=stopping)
 
     with in_a_thread(sweep.run, stopping.set):
         assert unexpected.went_on.wait(20)

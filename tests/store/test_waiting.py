@@ -8,7 +8,7 @@ import warnings
 import psycopg
 import pytest
 
-from brainhands.shared.engine.definition import Step
+from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import UnknownAgent
 from brainhands.shared.model.ids import new_worker_id
@@ -72,7 +72,7 @@ def test_what_runs_is_named_and_what_is_done_waits_for_nothing(stage: Stage) -> 
     receipt = stage.submit()
     told: list[list[str]] = []
 
-    def look(run: Run) -> Step:
+    def look(run: Run) -> PhaseResult:
         told.append(stage.client.waits_for(receipt.submission_id))
         told.append(waiting.at_work(stage.database, [os.getpid()]))
         told.append(waiting.at_work(stage.database, [1]))

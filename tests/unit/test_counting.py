@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from brainhands.brain.counting import count_request
-from brainhands.shared.kernel.tokens import estimate_json
 from brainhands.shared.model.event import (
     ContextCompacted,
     ModelCall,
@@ -15,6 +14,7 @@ from brainhands.shared.model.event import (
     Usage,
     UserMessage,
 )
+from brainhands.shared.rules.tokens import estimate_json
 from tests.unit.test_prompt import body, log, prompt, user
 
 CALL = ModelCall(call_id="c1", provider_id="c1", name="send", arguments="{}")

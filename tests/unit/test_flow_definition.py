@@ -9,7 +9,7 @@ import pytest
 from pydantic import EmailStr
 
 from brainhands.hands.arguments import BadArguments
-from brainhands.hands.flow import AnyDocument, Flow, FlowTransition, Step, TaskResult, Update, phase, run_phase
+from brainhands.hands.flow import AnyDocument, Flow, FlowStep, FlowTransition, TaskResult, Update, phase, run_phase
 from brainhands.hands.tool import tool
 from brainhands.shared.errors import BadDefinition
 from brainhands.shared.model.document import Document
@@ -78,7 +78,7 @@ def enter(
     )
 
 
-def step(flow: Flow, name: str) -> Step:
+def step(flow: Flow, name: str) -> FlowStep:
     return run_phase(flow, name)
 
 
@@ -113,7 +113,7 @@ def test_a_phase_decides_children_changes_and_where_to_go_on_as_one_step() -> No
 def test_a_later_phase_reads_checkpoint_and_documents() -> None:
     flow = enter(SendNotices, INPUT, checkpoint={"due": "today"}, documents=(Mails(sent=("customer-1@example.com",)),))
 
-    assert step(flow, "report") == Step(
+    assert step(flow, "report") == FlowStep(
         transition=Done({"sent": ["customer-1@example.com"], "due": "today"}), spawns=(), updates=()
     )
 

@@ -15,12 +15,12 @@ from brainhands.hands.calls import tool_kind
 from brainhands.hands.flows import flow_kind
 from brainhands.shared.cli import timeline
 from brainhands.shared.errors import BadDefinition, Incompatible
-from brainhands.shared.kernel.chain import GENESIS
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.json import canonical
 from brainhands.shared.model.task import Requirement, Task
-from tests.kernel.tasks import task
+from brainhands.shared.rules.chain import GENESIS
+from tests.rules.tasks import task
 
 
 def name_the_phase(state: FlowState) -> FlowState:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brainhands.shared.kernel import recovery
-from brainhands.shared.kernel.backoff import LONGEST_SECONDS, backoff_seconds
 from brainhands.shared.model.task import Status
-from tests.kernel.tasks import task
+from brainhands.shared.rules import recovery
+from brainhands.shared.rules.backoff import LONGEST_SECONDS, backoff_seconds
+from tests.rules.tasks import task
 
 
 @pytest.mark.promise("C10")

@@ -1,15 +1,19 @@
-"""Ends that the engine itself writes: a lease that ran out, a task that keeps crashing, the end of a submission."""
+"""Ends that the engine itself writes: a lease that ran out, a task that keeps crashing, a cancel, a submission's end.
+
+A cancel is a stored intent that goes down the tree of owners; what is owned ends before its owner. A task that nobody
+runs ends in the same commit, in whatever status it is and without any worker. One that runs is marked: its keeper tells
+the phase, and shortens the lease, so that what does not listen ends soon as well. A completion that was stored first
+wins, and so does one that comes from the running phase; nothing new is made under a task that shall end.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pydantic import ValidationError
 
-from brainhands.shared.kernel import background, moves, recovery
-from brainhands.shared.kernel.intake import GENERATION
-from brainhands.shared.kernel.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
 from brainhands.shared.model.event import (
     ModelInterrupted,
     TaskCancelled,
@@ -20,10 +24,14 @@ from brainhands.shared.model.event import (
     ToolEvent,
     Usage,
 )
-from brainhands.shared.model.ids import SubmissionId, new_task_id
+from brainhands.shared.model.ids import SubmissionId, TaskId, new_task_id
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.prices import Prices
 from brainhands.shared.model.task import Fail, Outcome, Status, Task
+from brainhands.shared.rules import background, moves, recovery
+from brainhands.shared.rules.first_work import GENERATION
+from brainhands.shared.rules.owners import owned_first, with_owned
+from brainhands.shared.rules.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
 
 if TYPE_CHECKING:
     from brainhands.shared.engine.draft import Draft
@@ -78,7 +86,7 @@ def _asked(draft: Draft, task: Task, request: dict[str, Json]) -> int:
     """About how many tokens a request has."""
     if task.conversation_id is None or "cutoff" not in request:
         return 0
-    tokens, characters = draft.view.context_size(task.conversation_id, request["cutoff"])
+    tokens, characters = draft.locked.context_size(task.conversation_id, request["cutoff"])
     return min(MOST_TOKENS, tokens + characters // CHARACTERS_A_TOKEN)
 
 
@@ -123,6 +131,23 @@ def cancel(draft: Draft, task: Task) -> None:
     draft.finish(task, Outcome.CANCELLED, error="cancelled")
 
 
+def cancel_trees(draft: Draft, roots: Iterable[TaskId], open_tasks: Mapping[TaskId, Task]) -> None:
+    """Cancel tasks and all they own, deepest first; `open_tasks` are all open ones of the session."""
+    draft.load(open_tasks.values())
+    owners = {task.id: task.owner_id for task in open_tasks.values()}
+    wanted = with_owned(roots, owners)
+    for task_id in owned_first(owners):
+        task = draft.task(task_id)
+        if task_id not in wanted or not task.is_open or draft.is_finishing(task_id):
+            continue
+        if task.status is Status.COMPLETING or task.cancel_wanted:
+            continue
+        if task.status is Status.RUNNING:
+            draft.change(moves.want_cancel(task))
+        else:
+            cancel(draft, task)
+
+
 def _leave_unknown(draft: Draft, task: Task, error: str, *, cause: int) -> None:
     shown = task.checkpoint.get("partial") or _shown(draft, task)
     draft.event(ToolCallInterrupted(**call_fields(task), partial=shown, error=error), causes=[cause], task=task)
@@ -131,7 +156,7 @@ def _leave_unknown(draft: Draft, task: Task, error: str, *, cause: int) -> None:
 
 def _shown(draft: Draft, task: Task) -> str:
     """What the last attempt had shown."""
-    attempts = draft.view.attempts(task.id)
+    attempts = draft.locked.attempts(task.id)
     return attempts[-1].progress if attempts else ""
 
 

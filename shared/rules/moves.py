@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from brainhands.shared.errors import StaleWrite
-from brainhands.shared.kernel.times import later
 from brainhands.shared.model.ids import WorkerId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.rules.times import later
 
 MOST_REFUSALS = 200
 """Refusals that a task remembers, the newest; hosts come and go while it is blocked."""

@@ -13,10 +13,8 @@ from typing import Any
 from uuid import UUID
 
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
-from brainhands.shared.kernel.background import RESPONSE_CANCEL
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model.commit import Commit, Redaction
 from brainhands.shared.model.event import Event, EventsRedacted, SessionErased
 from brainhands.shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
@@ -24,10 +22,12 @@ from brainhands.shared.model.json import Json, parse
 from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
 from brainhands.shared.model.session import Session
 from brainhands.shared.model.task import Task
+from brainhands.shared.rules.background import RESPONSE_CANCEL
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.store import places, reads, redactions
 from brainhands.shared.store.database import Row
-from brainhands.shared.store.lineage import NO_END, LogPart
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
+from brainhands.shared.store.past import NO_END, LogPart
 
 KEPT = {
     "session_forked": "it says what the session goes on from",
@@ -68,53 +68,53 @@ def refuse_erased(session: Session) -> None:
 
 
 def redact(
-    ledger: Ledger, tenant: str, session_id: SessionId, seqs: Sequence[int], *, reason: str, who: str | None
+    writer: Writer, tenant: str, session_id: SessionId, seqs: Sequence[int], *, reason: str, who: str | None
 ) -> RedactionReceipt:
     """Take the content of events out of the store, wherever it is kept. Raises BadInput and StillNeeded."""
     gone: list[Row] = []
 
-    def fill(view: View) -> Commit | None:
-        found = _to_redact(view, seqs)
+    def fill(locked: Locked) -> Commit | None:
+        found = _to_redact(locked, seqs)
         if not found:
             # A try whose COMMIT lost its reply finds its work done, and what it took out is still in `gone`.
             return None
         gone[:] = found
         wanted = [row["seq"] for row in found]
-        draft = Draft(view, NOBODY)
-        draft.redact(_with_copies(view, found))
+        draft = Draft(locked, NOBODY)
+        draft.redact(_with_copies(locked, found))
         draft.event(EventsRedacted(seqs=wanted, reason=reason, who=who), causes=wanted)
         return draft.freeze()
 
-    ledger.apply(session_id, [], fill)
+    writer.apply(session_id, [], fill)
     texts, all_texts = telling_texts(row["payload"] for row in gone)
-    found, all_places = places.find(ledger.database, session_id, texts)
+    found, all_places = places.find(writer.database, session_id, texts)
     own = [place for place in found if (place.session_id, place.kind) == (session_id, "event")]
-    repeating = repeated_in(_events(ledger, session_id), gone) if gone else ()
+    repeating = repeated_in(_events(writer, session_id), gone) if gone else ()
     return RedactionReceipt(
         session_id=session_id,
         redacted=tuple(row["seq"] for row in gone),
         repeated_in=tuple(sorted({*repeating, *(int(place.id) for place in own)})),
         found_in=tuple(place for place in found if place not in own),
         searched=all_texts and all_places,
-        head=head_of(_session(ledger, tenant, session_id)),
+        head=head_of(_session(writer, tenant, session_id)),
     )
 
 
-def erase(ledger: Ledger, tenant: str, session_id: SessionId, *, reason: str, who: str | None) -> ErasureReceipt:
+def erase(writer: Writer, tenant: str, session_id: SessionId, *, reason: str, who: str | None) -> ErasureReceipt:
     """Take all content of a session out of the store, for good. Raises StillNeeded while anything in it is open."""
 
-    def fill(view: View) -> Commit | None:
-        if view.session.erased_at is not None:
+    def fill(locked: Locked) -> Commit | None:
+        if locked.session.erased_at is not None:
             return None
-        _refuse_unless_at_rest(view)
-        _refuse_with_forks(view)
-        draft = Draft(view, NOBODY)
-        draft.event(SessionErased(through=view.session.last_seq, reason=reason, who=who), causes=())
+        _refuse_unless_at_rest(locked)
+        _refuse_with_forks(locked)
+        draft = Draft(locked, NOBODY)
+        draft.event(SessionErased(through=locked.session.last_seq, reason=reason, who=who), causes=())
         draft.redact(Redaction(whole=True))
         return draft.freeze()
 
-    ledger.apply(session_id, [], fill)
-    session = _session(ledger, tenant, session_id)
+    writer.apply(session_id, [], fill)
+    session = _session(writer, tenant, session_id)
     assert session.erased_at is not None
     return ErasureReceipt(session_id=session_id, erased_at=session.erased_at, head=head_of(session))
 
@@ -175,16 +175,16 @@ def _contents(payloads: Iterable[dict[str, Any]]) -> Iterator[str]:
                 left += [*members, *members.values()]
 
 
-def _to_redact(view: View, seqs: Sequence[int]) -> list[Row]:
+def _to_redact(locked: Locked, seqs: Sequence[int]) -> list[Row]:
     """The events named that still have content, with the ends of submissions that repeat an answer among them."""
-    found = redactions.named(view, seqs)
+    found = redactions.named(locked, seqs)
     if missing := sorted(set(seqs) - {row["seq"] for row in found}):
-        source, cut = view.session.forked_from, view.session.forked_at
+        source, cut = locked.session.forked_from, locked.session.forked_at
         if source is not None and cut is not None and missing[0] <= cut:
             raise BadInput(
                 f"event {missing[0]} is in the log that this session was forked from", f"redact it in {source}"
             )
-        raise BadInput(f"session {view.session.id} has no event {missing[0]}", "`brainhands show` lists its events")
+        raise BadInput(f"session {locked.session.id} has no event {missing[0]}", "`brainhands show` lists its events")
     wanted = [row for row in found if row["redacted_at"] is None]
     for row in wanted:
         if row["type"] in KEPT:
@@ -193,15 +193,15 @@ def _to_redact(view: View, seqs: Sequence[int]) -> list[Row]:
                 "erase the whole session if it must go",
             )
     last_words = [row["seq"] for row in wanted if row["type"] in LAST_WORDS]
-    ends = redactions.ends_caused_by(view, last_words) if last_words else []
+    ends = redactions.ends_caused_by(locked, last_words) if last_words else []
     more = sorted(set(ends) - {row["seq"] for row in wanted})
-    return sorted([*wanted, *(redactions.named(view, more) if more else [])], key=lambda row: int(row["seq"]))
+    return sorted([*wanted, *(redactions.named(locked, more) if more else [])], key=lambda row: int(row["seq"]))
 
 
-def _with_copies(view: View, gone: Sequence[Row]) -> Redaction:
+def _with_copies(locked: Locked, gone: Sequence[Row]) -> Redaction:
     """What else holds the content of these events. Raises StillNeeded."""
-    _refuse_open(gone, view.open_tasks().values())
-    signals = redactions.signals_of(view, [SignalId(each) for each in _ids(gone, "signal", "signal_received")])
+    _refuse_open(gone, locked.open_tasks().values())
+    signals = redactions.signals_of(locked, [SignalId(each) for each in _ids(gone, "signal", "signal_received")])
     for signal in signals:
         if signal.taken_by is None:
             raise StillNeeded(
@@ -209,11 +209,11 @@ def _with_copies(view: View, gone: Sequence[Row]) -> Redaction:
                 "redact it once one has, or erase the session",
             )
     own = {row["task_id"] for row in gone if row["task_id"] is not None}
-    work = redactions.with_owners(view, own | {signal.taken_by for signal in signals if signal.taken_by is not None})
+    work = redactions.with_owners(locked, own | {signal.taken_by for signal in signals if signal.taken_by is not None})
     for task in work:
         if task.is_open:
             raise _still_needed(gone[0], task)
-    if unknown := redactions.unsettled(view, [task.id for task in work]):
+    if unknown := redactions.unsettled(locked, [task.id for task in work]):
         raise StillNeeded(
             f"what call {min(unknown)} was made with is needed: nobody knows whether it took effect,"
             " so an equal call must not simply run",
@@ -246,25 +246,25 @@ def _still_needed(row: Row, task: Task) -> StillNeeded:
     )
 
 
-def _refuse_unless_at_rest(view: View) -> None:
-    open_tasks = view.open_tasks().values()
+def _refuse_unless_at_rest(locked: Locked) -> None:
+    open_tasks = locked.open_tasks().values()
     still = [f"{task.kind} {task.id} is {task.status}" for task in open_tasks]
-    still += [f"the input of submission {entry.submission_id} waits" for entry in view.inputs()]
+    still += [f"the input of submission {entry.submission_id} waits" for entry in locked.inputs()]
     if still:
         more = f", and {len(still) - 3} more" if len(still) > 3 else ""
         # A cancel of the session leaves out what has a provider stop.
         stuck = [task.id for task in open_tasks if task.kind == RESPONSE_CANCEL and task.blocked is not None]
-        how = f"--task {stuck[0]}" if len(stuck) == len(still) else f"--session {view.session.id}"
+        how = f"--task {stuck[0]}" if len(stuck) == len(still) else f"--session {locked.session.id}"
         raise StillNeeded(
-            f"session {view.session.id} cannot be erased while it has open work: {'; '.join(still[:3])}{more}",
+            f"session {locked.session.id} cannot be erased while it has open work: {'; '.join(still[:3])}{more}",
             f"wait until it has ended, or cancel it: `brainhands cancel {how}`",
         )
 
 
-def _refuse_with_forks(view: View) -> None:
-    if forks := redactions.forks_of(view):
+def _refuse_with_forks(locked: Locked) -> None:
+    if forks := redactions.forks_of(locked):
         raise StillNeeded(
-            f"session {view.session.id} cannot be erased while {len(forks)} forks of it have its log as their past",
+            f"session {locked.session.id} cannot be erased while {len(forks)} forks of it have its log as their past",
             f"erase them first: `brainhands erase {forks[0]} --reason ... --yes`",
         )
 
@@ -295,14 +295,14 @@ def _parsed(arguments: str) -> Json:
         return None
 
 
-def _events(ledger: Ledger, session_id: SessionId) -> Iterable[Event]:
+def _events(writer: Writer, session_id: SessionId) -> Iterable[Event]:
     after, own = 0, [LogPart(session_id=session_id, up_to=NO_END)]
-    while page := reads.event_page(ledger.database, own, after):
+    while page := reads.event_page(writer.database, own, after):
         yield from page
         after = page[-1].seq
 
 
-def _session(ledger: Ledger, tenant: str, session_id: SessionId) -> Session:
-    found = reads.session(ledger.database, tenant, session_id)
+def _session(writer: Writer, tenant: str, session_id: SessionId) -> Session:
+    found = reads.session(writer.database, tenant, session_id)
     assert found is not None
     return found

@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 
 from brainhands.shared.errors import BadInput
-from brainhands.shared.kernel import chain
-from brainhands.shared.kernel.verify import read_head
 from brainhands.shared.model.event import Event, UserMessage
 from brainhands.shared.model.ids import ConversationId, SessionId, WorkerId
 from brainhands.shared.model.session import Session
 from brainhands.shared.model.task import Status
-from tests.kernel.tasks import NOW, task
+from brainhands.shared.rules import chain
+from brainhands.shared.rules.verify import read_head
+from tests.rules.tasks import NOW, task
 
 EMPTY = Session(
     id=SessionId(UUID(int=2)),

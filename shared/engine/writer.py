@@ -11,7 +11,7 @@ from brainhands.shared.store import commits
 from brainhands.shared.store.database import Database
 
 
-class Ledger:
+class Writer:
     """The one way in which the engine and the doors change a session."""
 
     def __init__(self, database: Database, bell: Bell) -> None:

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from brainhands.shared.kernel.owners import owned_first, with_owned
 from brainhands.shared.model.ids import TaskId
+from brainhands.shared.rules.owners import owned_first, with_owned
 
 
 def task(number: int) -> TaskId:

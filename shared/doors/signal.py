@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from brainhands.shared.doors.redact import refuse_erased
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import RequestConflict, Unsettled
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.ids import SessionId, new_signal_id
 from brainhands.shared.model.json import Json, canonical
 from brainhands.shared.model.signal import Signal, SignalReceipt
 from brainhands.shared.store import commits, reads
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 
 def send(
-    ledger: Ledger, tenant: str, session_id: SessionId, *, name: str, key: str, payload: Json, request_id: str
+    writer: Writer, tenant: str, session_id: SessionId, *, name: str, key: str, payload: Json, request_id: str
 ) -> SignalReceipt:
     """Store a signal once for its request_id. Raises RequestConflict if that was used for another signal."""
     digest = commits.request_digest(tenant, f"signal:{request_id}")
@@ -31,17 +31,17 @@ def send(
         sent_at=datetime.now(UTC),
     )
 
-    def fill(view: View) -> Commit:
-        refuse_erased(view.session)
-        draft = Draft(view, NOBODY)
+    def fill(locked: Locked) -> Commit:
+        refuse_erased(locked.session)
+        draft = Draft(locked, NOBODY)
         draft.send_signal(signal, digest)
         return draft.freeze()
 
     try:
-        commit = ledger.apply(session_id, [], fill)
+        commit = writer.apply(session_id, [], fill)
     except Unsettled:
         # A twin came first, or Postgres was away, maybe only for the reply.
-        found = reads.signal_by_request(ledger.database, digest)
+        found = reads.signal_by_request(writer.database, digest)
         if found is None:
             raise
         if _content(found) != _content(signal):

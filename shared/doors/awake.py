@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.settling import settle
-from brainhands.shared.kernel import moves
-from brainhands.shared.kernel.intake import GENERATION, INTAKE
+from brainhands.shared.engine.due import judge
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.model.awake import AwakeReceipt
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import MovedTask, SessionResumed
 from brainhands.shared.model.ids import ConversationId, SessionId, TaskId
 from brainhands.shared.model.task import Status, Task
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.rules import moves
+from brainhands.shared.rules.first_work import GENERATION, INTAKE
 from brainhands.shared.store import workers
 from brainhands.shared.store.database import Row
 from brainhands.shared.store.due import NO_WORKER, Due
 from brainhands.shared.store.hints import UNPUBLISHABLE
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 WHAT_MAY_BE_DUE = {
     Status.SLEEPING: Due.WAKE,
@@ -42,22 +42,22 @@ DONE = {
 """What the receipt says was done."""
 
 
-def awake(ledger: Ledger, session_id: SessionId, request_id: str, *, restart_limit: int) -> AwakeReceipt:
+def awake(writer: Writer, session_id: SessionId, request_id: str, *, restart_limit: int) -> AwakeReceipt:
     """Move what has stopped or come due in a session, and say what that was; a repeated request gets its receipt."""
     offers = [
         Offer(name=offer["name"], low=offer["low"], high=offer["high"])
-        for worker in workers.live(ledger.database)
+        for worker in workers.live(writer.database)
         for offer in worker["offers"]
     ]
     receipt = AwakeReceipt(session_id=session_id, request_id=request_id)
 
-    def fill(view: View) -> Commit | None:
+    def fill(locked: Locked) -> Commit | None:
         nonlocal receipt
-        if (resumed := view.resumed(request_id)) is not None:
+        if (resumed := locked.resumed(request_id)) is not None:
             receipt = _receipt(session_id, resumed)
             return None
-        draft = Draft(view, NOBODY)
-        open_tasks = view.open_tasks()
+        draft = Draft(locked, NOBODY)
+        open_tasks = locked.open_tasks()
         draft.load(open_tasks.values())
         moved, causes = _move_tasks(draft, list(open_tasks.values()), offers, restart_limit)
         moved += _admit_inputs(draft, open_tasks.values())
@@ -67,8 +67,8 @@ def awake(ledger: Ledger, session_id: SessionId, request_id: str, *, restart_lim
         receipt = AwakeReceipt(session_id=session_id, request_id=request_id, moved=tuple(moved), seq=seq)
         return draft.freeze()
 
-    if ledger.apply(session_id, [], fill) is None:
-        ledger.bell.ring(session_id, hints=True, ended=False)
+    if writer.apply(session_id, [], fill) is None:
+        writer.bell.ring(session_id, hints=True, ended=False)
     return receipt
 
 
@@ -81,14 +81,14 @@ def _move_tasks(
     draft: Draft, tasks: Sequence[Task], offers: Sequence[Offer], restart_limit: int
 ) -> tuple[list[MovedTask], set[int]]:
     """Carry out what is due of each task; what that was, and the events that the moved tasks answer."""
-    hints = draft.view.hints([task.id for task in tasks if task.status is Status.PENDING])
+    hints = draft.locked.hints([task.id for task in tasks if task.status is Status.PENDING])
     moved: list[MovedTask] = []
     causes: set[int] = set()
     for task in tasks:
         done = None
         if task.status is Status.PENDING and task.blocked is None:
             done = _mend_hint(draft, task, hints)
-        elif (due := _may_be_due(task, offers)) is not None and settle(draft, task, due, restart_limit=restart_limit):
+        elif (due := _may_be_due(task, offers)) is not None and judge(draft, task, due, restart_limit=restart_limit):
             done = DONE[due]
         if done is not None:
             moved.append(MovedTask(task=str(task.id), was=task.status, done=done))
@@ -117,6 +117,6 @@ def _mend_hint(draft: Draft, task: Task, hints: Mapping[TaskId, str | None]) -> 
 def _admit_inputs(draft: Draft, open_tasks: Collection[Task]) -> list[MovedTask]:
     """Let conversations with nothing under way take their next input."""
     busy = {task.conversation_id for task in open_tasks if task.kind in (GENERATION, INTAKE)}
-    waiting: dict[ConversationId, None] = dict.fromkeys(entry.conversation_id for entry in draft.view.inputs())
+    waiting: dict[ConversationId, None] = dict.fromkeys(entry.conversation_id for entry in draft.locked.inputs())
     made = [draft.take_next_input(each) for each in waiting if each not in busy]
     return [MovedTask(task=str(task.id), was=None, done="input_admitted") for task in made if task is not None]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brainhands.shared.kernel.background import RESPONSE_CANCEL
-from brainhands.shared.kernel.intake import GENERATION, INTAKE
 from brainhands.shared.model.task import Task
+from brainhands.shared.rules.background import RESPONSE_CANCEL
+from brainhands.shared.rules.first_work import GENERATION, INTAKE
 
 COMPACTION = "compaction"
 """The kind of a task that shortens the context of its owner, a generation."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from brainhands.shared.engine import cancellation, endings
+from brainhands.shared.engine import ends
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import Incompatible
-from brainhands.shared.kernel import compat
-from brainhands.shared.kernel.background import RESPONSE_CANCEL
-from brainhands.shared.kernel.intake import GENERATION
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import LOG_FORMAT, CancelRequested
 from brainhands.shared.model.ids import SessionId, TaskId
@@ -18,22 +15,25 @@ from brainhands.shared.model.json import clean_text
 from brainhands.shared.model.session import Inbox
 from brainhands.shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status, Task
+from brainhands.shared.rules import compat
+from brainhands.shared.rules.background import RESPONSE_CANCEL
+from brainhands.shared.rules.first_work import GENERATION
 from brainhands.shared.store import reads
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 REASON_CHARACTERS = 500
 
 
-def cancel_submission(ledger: Ledger, submission: Submission, reason: str) -> Cancellation:
+def cancel_submission(writer: Writer, submission: Submission, reason: str) -> Cancellation:
     """End what works on one input, or take the input out of the inbox."""
     _cancel(
-        ledger,
+        writer,
         submission.session_id,
         roots=lambda tasks: [task.id for task in tasks if _works_on(task, submission)],
         inputs=lambda entry: entry.submission_id == submission.id,
         wish=CancelRequested(scope="submission", subject=str(submission.id), reason=_reason(reason)),
     )
-    now = reads.submission(ledger.database, submission.tenant, submission.id)
+    now = reads.submission(writer.database, submission.tenant, submission.id)
     assert now is not None
     state = CancelState.ENDING
     if now.status is SubmissionStatus.DONE:
@@ -42,10 +42,10 @@ def cancel_submission(ledger: Ledger, submission: Submission, reason: str) -> Ca
     return Cancellation(session_id=submission.session_id, state=state, outcome=now.outcome)
 
 
-def cancel_session(ledger: Ledger, session_id: SessionId, reason: str) -> Cancellation:
+def cancel_session(writer: Writer, session_id: SessionId, reason: str) -> Cancellation:
     """End everything that is open in a session, and empty its inboxes."""
     left = _cancel(
-        ledger,
+        writer,
         session_id,
         roots=lambda tasks: [task.id for task in tasks],
         inputs=lambda _entry: True,
@@ -55,16 +55,16 @@ def cancel_session(ledger: Ledger, session_id: SessionId, reason: str) -> Cancel
     return Cancellation(session_id=session_id, state=state, outcome=None)
 
 
-def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
+def cancel_task(writer: Writer, task: Task, reason: str) -> Cancellation:
     """End one task and all it owns; who waits for it goes on with its outcome."""
     left = _cancel(
-        ledger,
+        writer,
         task.session_id,
         roots=lambda tasks: [each.id for each in tasks if each.id == task.id],
         inputs=lambda _entry: False,
         wish=CancelRequested(scope="task", subject=str(task.id), reason=_reason(reason)),
     )
-    now = reads.task(ledger.database, task.id)
+    now = reads.task(writer.database, task.id)
     assert now is not None
     decided_otherwise = now.status is Status.COMPLETING and now.outcome is not Outcome.CANCELLED
     if left is None or decided_otherwise:
@@ -75,7 +75,7 @@ def cancel_task(ledger: Ledger, task: Task, reason: str) -> Cancellation:
 
 
 def _cancel(
-    ledger: Ledger,
+    writer: Writer,
     session_id: SessionId,
     *,
     roots: Callable[[Iterable[Task]], list[TaskId]],
@@ -85,30 +85,30 @@ def _cancel(
     """Store the wish and carry it down the tree: whether something is left to end, None if there was nothing to."""
     left: bool | None = None
 
-    def fill(view: View) -> Commit | None:
+    def fill(locked: Locked) -> Commit | None:
         nonlocal left
-        open_tasks = view.open_tasks()
+        open_tasks = locked.open_tasks()
         wanted = roots([task for task in open_tasks.values() if _may_be_stopped(task, wish)])
-        waiting = [entry for entry in view.inputs() if inputs(entry)]
+        waiting = [entry for entry in locked.inputs() if inputs(entry)]
         if not wanted and not waiting:
             return None
-        if not compat.readable(view.session.log_format):
+        if not compat.readable(locked.session.log_format):
             # Whether a call may have acted is told by its phase, which need not be known here.
             raise Incompatible(
-                f"session {session_id} has log format {view.session.log_format}, this code reads {LOG_FORMAT}",
+                f"session {session_id} has log format {locked.session.log_format}, this code reads {LOG_FORMAT}",
                 "cancel it with a client of the newer version",
             )
-        draft = Draft(view, NOBODY)
+        draft = Draft(locked, NOBODY)
         draft.event(wish, causes=())
         for entry in waiting:
             draft.withdraw(entry, reason="cancelled before it was begun")
-        cancellation.cancel_trees(draft, wanted, open_tasks)
+        ends.cancel_trees(draft, wanted, open_tasks)
         commit = draft.freeze()
         left = any(draft.task(each).is_open for each in wanted)
         return commit
 
     # A try whose COMMIT lost its reply had gone through if a second one finds nothing to end.
-    ledger.apply(session_id, [], fill)
+    writer.apply(session_id, [], fill)
     return left
 
 
@@ -121,7 +121,7 @@ def _works_on(task: Task, submission: Submission) -> bool:
     """Whether a task is for this submission; an input that joined another's work can only end together with it."""
     if task.submission_id == submission.id:
         return True
-    return task.kind == GENERATION and submission.id in endings.submissions_of(task)
+    return task.kind == GENERATION and submission.id in ends.submissions_of(task)
 
 
 def _reason(reason: str) -> str:

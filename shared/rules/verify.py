@@ -14,9 +14,9 @@ from itertools import groupby
 from operator import attrgetter
 
 from brainhands.shared.errors import BadInput
-from brainhands.shared.kernel.chain import GENESIS, event_hash
 from brainhands.shared.model.event import GONE, Event, EventsRedacted, SessionErased
 from brainhands.shared.model.session import Session
+from brainhands.shared.rules.chain import GENESIS, event_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

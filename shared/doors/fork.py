@@ -14,30 +14,30 @@ from functools import partial
 
 import psycopg
 
-from brainhands.shared.engine import endings
-from brainhands.shared.engine.acceptance import patiently
+from brainhands.shared.doors.redact import refuse_erased
+from brainhands.shared.doors.submit import patiently
+from brainhands.shared.engine import ends
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput, RequestConflict, RequestInProgress
-from brainhands.shared.kernel.fork import CallFact, left_open
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import ModelCall, SessionForked, ToolCallError, ToolCallInterrupted
 from brainhands.shared.model.fork import ForkReceipt
 from brainhands.shared.model.ids import ConversationId, new_conversation_id, new_session_id, new_task_id
 from brainhands.shared.model.session import Session
 from brainhands.shared.model.task import Outcome, Priority, Requirement, Status, Task
+from brainhands.shared.rules.fork import CallFact, left_open
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.store import commits, forks
 from brainhands.shared.store.database import Transaction
 from brainhands.shared.store.forks import Cut, Past
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 BEGUN = "not carried over: it belongs to the session that this one was forked from; its effect may have happened there"
 NOT_BEGUN = "not carried over: it had not begun where this session was forked"
 
 
-def fork(ledger: Ledger, session: Session, at: int, request_id: str) -> ForkReceipt:
+def fork(writer: Writer, session: Session, at: int, request_id: str) -> ForkReceipt:
     """A new session that goes on from the end of the last commit at or before `at`, made once for its request_id.
 
     Raises BadInput where there is no such commit, RequestConflict if the request_id was used for another fork.
@@ -45,13 +45,13 @@ def fork(ledger: Ledger, session: Session, at: int, request_id: str) -> ForkRece
     refuse_erased(session)
     if not 1 <= at <= session.last_seq:
         raise BadInput(f"session {session.id} has no event {at}", f"name one from 1 to {session.last_seq}")
-    cut = forks.cut_of(ledger.database, session, at)
+    cut = forks.cut_of(writer.database, session, at)
     if cut is None:
         raise BadInput(f"the first commit of session {session.id} goes beyond event {at}", "fork at a later event")
     digest = commits.request_digest(session.tenant, f"fork:{request_id}")
-    if (made := forks.made_by(ledger.database, digest)) is not None:
+    if (made := forks.made_by(writer.database, digest)) is not None:
         return _earlier(made, cut, request_id)
-    past = forks.past_of(ledger.database, cut)
+    past = forks.past_of(writer.database, cut)
     new = replace(
         cut.session,
         id=new_session_id(),
@@ -64,10 +64,10 @@ def fork(ledger: Ledger, session: Session, at: int, request_id: str) -> ForkRece
         **past.used,
     )
     try:
-        commit = patiently(ledger, partial(_store, new=new, cut=cut, past=past))
+        commit = patiently(writer, partial(_store, new=new, cut=cut, past=past))
     except psycopg.errors.UniqueViolation:
         # A twin came first, or an earlier try was committed and lost only its reply.
-        if (made := forks.made_by(ledger.database, digest)) is None:
+        if (made := forks.made_by(writer.database, digest)) is None:
             raise RequestInProgress(request_id) from None
         return _earlier(made, cut, request_id)
     return replace(_receipt(commit.session, request_id), head=head_of(commit.session))
@@ -92,7 +92,7 @@ def _receipt(made: Session, request_id: str) -> ForkReceipt:
 
 
 def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
-    draft = Draft(View(None, replace(new, created_at=now), now, {}), NOBODY, new_session=True)
+    draft = Draft(Locked(None, replace(new, created_at=now), now, {}), NOBODY, new_session=True)
     main = replace(past.main, id=new_conversation_id(), session_id=new.id, continues=past.main.id)
     draft.save_conversation(main)
     payload = SessionForked(forked_from=str(cut.session.id), at=cut.seq, hash=cut.hash.hex())
@@ -102,7 +102,7 @@ def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
         raise _redacted(left.untold)
     for start in left.begun:
         task = _unknown_call(draft, start, past.main.id, main.id)
-        interrupted = ToolCallInterrupted(**endings.call_fields(task), partial="", error=BEGUN)
+        interrupted = ToolCallInterrupted(**ends.call_fields(task), partial="", error=BEGUN)
         draft.event(interrupted, causes=[start.seq], task=task)
     for call in left.not_begun:
         draft.event(_not_begun(call), causes=[cut.seq], conversation_id=main.id)

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import psycopg
 
+from brainhands.shared.doors.redact import refuse_erased
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import (
     BadInput,
     RequestConflict,
@@ -26,46 +26,46 @@ from brainhands.shared.errors import (
     UnknownSession,
     Unsettled,
 )
-from brainhands.shared.kernel import chain, intake
-from brainhands.shared.kernel.verify import head_of
 from brainhands.shared.model.commit import Commit, InboxEntry
 from brainhands.shared.model.event import SessionCreated
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.submission import Receipt, Submission
+from brainhands.shared.rules import chain, first_work
+from brainhands.shared.rules.verify import head_of
 from brainhands.shared.store import commits, reads, rows
 from brainhands.shared.store.database import TRANSIENT, Pause, Transaction
-from brainhands.shared.store.view import CLOCK, View
+from brainhands.shared.store.locked import CLOCK, Locked
 
 PATIENCE_SECONDS = 10.0
 
 Result = TypeVar("Result")
 
 
-def accept_new(ledger: Ledger, submission: Submission) -> Receipt:
+def accept_new(writer: Writer, submission: Submission) -> Receipt:
     """A new session with its first message, generation and hint, in one commit."""
     try:
         commit = patiently(
-            ledger, lambda transaction: commits.create(transaction, lambda now: _new_session(submission, now))
+            writer, lambda transaction: commits.create(transaction, lambda now: _new_session(submission, now))
         )
     except (StaleWrite, psycopg.errors.UniqueViolation):
         # The session itself is there already if an earlier try was committed and lost only its reply.
-        return _earlier(ledger, submission)
-    ledger.ring(commit)
+        return _earlier(writer, submission)
+    writer.ring(commit)
     return receipt(submission, commit)
 
 
-def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
+def accept_into(writer: Writer, submission: Submission) -> Receipt:
     """Input for a session that exists."""
-    submission, earlier = patiently(ledger, lambda transaction: _look_up(transaction, submission))
+    submission, earlier = patiently(writer, lambda transaction: _look_up(transaction, submission))
     if earlier is not None:
         return receipt(earlier)
 
-    def fill(view: View) -> Commit:
-        refuse_erased(view.session)
-        draft = Draft(view, NOBODY)
+    def fill(locked: Locked) -> Commit:
+        refuse_erased(locked.session)
+        draft = Draft(locked, NOBODY)
         draft.accept(submission)
-        conversation, waiting, active = view.conversation(submission.conversation_id)
+        conversation, waiting, active = locked.conversation(submission.conversation_id)
         if active or waiting is not None:
             draft.queue(submission)
         else:
@@ -73,10 +73,10 @@ def accept_into(ledger: Ledger, submission: Submission) -> Receipt:
         return draft.freeze()
 
     try:
-        commit = ledger.apply(submission.session_id, [], fill)
+        commit = writer.apply(submission.session_id, [], fill)
     except Unsettled:
         # A twin came first, or Postgres was away, maybe only for the reply.
-        return _earlier(ledger, submission)
+        return _earlier(writer, submission)
     return receipt(submission, commit)
 
 
@@ -94,12 +94,12 @@ def accept_within(transaction: Transaction, submission: Submission, *, new: bool
     assert conversation.first is not None
     (clock,) = transaction.run(CLOCK())
     assert clock.first is not None
-    task = intake.intake_task(
+    task = first_work.intake_task(
         new_task_id(),
         submission.session_id,
         submission.conversation_id,
         submission_id=submission.id,
-        requires=intake.agent_requirement(rows.conversation(conversation.first)),
+        requires=first_work.agent_requirement(rows.conversation(conversation.first)),
         priority=submission.priority,
         now=clock.first["now"],
     )
@@ -130,19 +130,19 @@ def receipt(submission: Submission, commit: Commit | None = None) -> Receipt:
     )
 
 
-def _earlier(ledger: Ledger, submission: Submission) -> Receipt:
-    found = patiently(ledger, lambda transaction: find(transaction, submission))
+def _earlier(writer: Writer, submission: Submission) -> Receipt:
+    found = patiently(writer, lambda transaction: find(transaction, submission))
     if found is None:
         raise RequestInProgress(submission.request_id)
     return receipt(found)
 
 
-def patiently(ledger: Ledger, work: Callable[[Transaction], Result]) -> Result:
+def patiently(writer: Writer, work: Callable[[Transaction], Result]) -> Result:
     """What a transaction gives, tried again over lost connections for a while. Raises ServerUnavailable."""
     pause = Pause(PATIENCE_SECONDS)
     while True:
         try:
-            with ledger.database.transaction() as transaction:
+            with writer.database.transaction() as transaction:
                 return work(transaction)
         except (*TRANSIENT, ServerUnavailable) as error:
             if not pause.again():
@@ -183,7 +183,7 @@ def _new_session(submission: Submission, now: datetime) -> Commit:
         agent=submission.agent,
         agent_version=None,
     )
-    draft = Draft(View(None, session, now, {}), NOBODY, new_session=True)
+    draft = Draft(Locked(None, session, now, {}), NOBODY, new_session=True)
     draft.save_conversation(conversation)
     draft.accept(submission)
     payload = SessionCreated(agent=submission.agent, tenant=submission.tenant)

@@ -11,10 +11,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from brainhands.shared.kernel.intake import GENERATION
 from brainhands.shared.model.ids import TaskId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Status, Task
+from brainhands.shared.rules.first_work import GENERATION
 
 HANDLE = "handle"
 """Where a generation's checkpoint keeps what it knows of its response: `{"response_id", "tokens_in", ...}`."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from brainhands.shared.engine import endings
+from brainhands.shared.doors.redact import refuse_erased
+from brainhands.shared.engine import approvals, ends
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.engine.ledger import Ledger
-from brainhands.shared.engine.redacting import refuse_erased
+from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput
-from brainhands.shared.kernel import recovery
-from brainhands.shared.kernel.times import later
 from brainhands.shared.model.approval import ANSWERS, Answer, Approval, Question
 from brainhands.shared.model.commit import Commit
-from brainhands.shared.model.event import ToolCallSettled
 from brainhands.shared.model.ids import new_approval_id
 from brainhands.shared.model.json import Json, digest
 from brainhands.shared.model.task import Outcome, Task
+from brainhands.shared.rules import recovery
+from brainhands.shared.rules.times import later
 from brainhands.shared.store import reads
-from brainhands.shared.store.view import View
+from brainhands.shared.store.locked import Locked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +33,7 @@ class AnswerReceipt:
 
 
 def answer(
-    ledger: Ledger,
+    writer: Writer,
     asked: Approval,
     given: Answer,
     *,
@@ -50,29 +49,34 @@ def answer(
     if arguments is not None and (given is not Answer.APPROVED or not isinstance(arguments, dict)):
         raise BadInput("only an approval can change the arguments, to another JSON object")
 
-    def fill(view: View) -> Commit | None:
-        before = view.approval(asked.id)
-        if before is None or before.answer is not Answer.PENDING or view.now >= before.answer_by or before.is_proposed:
+    def fill(locked: Locked) -> Commit | None:
+        before = locked.approval(asked.id)
+        if (
+            before is None
+            or before.answer is not Answer.PENDING
+            or locked.now >= before.answer_by
+            or before.is_proposed
+        ):
             return None
         counts = arguments is None
         after = replace(
             before,
             answer=given if counts else Answer.PENDING,
-            answered_at=view.now if counts else None,
+            answered_at=locked.now if counts else None,
             answered_by=who,
             comment=comment,
             edited_arguments=arguments,
             result=result,
-            use_by=later(view.now, before.use_seconds),
+            use_by=later(locked.now, before.use_seconds),
         )
-        draft = Draft(view, NOBODY)
+        draft = Draft(locked, NOBODY)
         draft.answer(before, after)
         return draft.freeze()
 
-    commit = ledger.apply(asked.session_id, [], fill)
+    commit = writer.apply(asked.session_id, [], fill)
     if commit is not None:
         return AnswerReceipt(approval=commit.approvals[0].after, accepted=True)
-    stands = reads.approval_of_task(ledger.database, asked.id)
+    stands = reads.approval_of_task(writer.database, asked.id)
     mine = (given, who, comment, arguments, result)
     # A try whose COMMIT lost its reply finds its own answer.
     accepted = mine == (
@@ -85,8 +89,8 @@ def answer(
     return AnswerReceipt(approval=stands, accepted=accepted)
 
 
-def settle(
-    ledger: Ledger, task: Task, given: Answer, *, result: Json, comment: str | None, who: str | None
+def report(
+    writer: Writer, task: Task, given: Answer, *, result: Json, comment: str | None, who: str | None
 ) -> AnswerReceipt | None:
     """Say what became of a call that ended as unknown: a new fact that changes no task; None if it was said before."""
     if task.outcome is not Outcome.INTERRUPTED or not recovery.is_call(task):
@@ -95,11 +99,11 @@ def settle(
         raise BadInput(f"a call cannot be settled as {given}", "say happened or did_not_happen")
     tried: list[Approval] = []
 
-    def fill(view: View) -> Commit | None:
-        refuse_erased(view.session)
-        if all(each.id != task.id for each in view.unknown_calls(task.kind)):
+    def fill(locked: Locked) -> Commit | None:
+        refuse_erased(locked.session)
+        if all(each.id != task.id for each in locked.unknown_calls(task.kind)):
             return None
-        call = endings.call_fields(task)
+        call = ends.call_fields(task)
         review = Approval(
             id=new_approval_id(),
             session_id=task.session_id,
@@ -113,35 +117,21 @@ def settle(
             about=task.error or "",
             default_answer=Answer.UNKNOWN,
             use_seconds=0,
-            asked_at=view.now,
-            answer_by=view.now,
+            asked_at=locked.now,
+            answer_by=locked.now,
             answer=given,
-            answered_at=view.now,
+            answered_at=locked.now,
             answered_by=who,
             comment=comment,
             result=result,
         )
-        draft = Draft(view, NOBODY)
-        store_settlement(draft, task, review)
+        draft = Draft(locked, NOBODY)
+        approvals.store_settlement(draft, task, review)
         commit = draft.freeze()
         tried.extend(commit.new_approvals)
         return commit
 
-    commit = ledger.apply(task.session_id, [], fill)
+    commit = writer.apply(task.session_id, [], fill)
     # A try whose COMMIT lost its reply finds the call settled, by itself.
-    stored = tried[-1:] if commit is not None else [each for each in tried if reads.stored(ledger.database, each.id)]
+    stored = tried[-1:] if commit is not None else [each for each in tried if reads.stored(writer.database, each.id)]
     return AnswerReceipt(approval=stored[0], accepted=True) if stored else None
-
-
-def store_settlement(draft: Draft, ended: Task, found_out: Approval) -> None:
-    """What a person found out about a call that had ended as unknown, as a fact of its own."""
-    review = replace(found_out, id=new_approval_id(), task_id=ended.id)
-    draft.add_approval(review)
-    payload = ToolCallSettled(
-        **endings.call_fields(ended),
-        approval=str(review.id),
-        answer=review.answer,
-        result=review.result,
-        comment=review.comment,
-    )
-    draft.event(payload, causes=[ended.checkpoint.get("start_seq", ended.cause)], task=ended)

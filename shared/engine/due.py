@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from brainhands.shared.engine import endings
+from brainhands.shared.engine import ends
 from brainhands.shared.engine.draft import Draft
-from brainhands.shared.kernel import compat, moves
 from brainhands.shared.model.event import TaskBlocked, TaskUnblocked
 from brainhands.shared.model.task import Status, Task
+from brainhands.shared.rules import compat, moves
 from brainhands.shared.store.due import NO_WORKER, Due
 
 
-def settle(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: str | None = None) -> bool:
+def judge(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: str | None = None) -> bool:
     """Carry out what was found due of a task, if it still is, and say whether it was.
 
     `reason` is why a task is to be blocked.
@@ -18,15 +18,15 @@ def settle(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: st
     match due:
         case Due.WAKE if task.status is Status.SLEEPING and task.wake_at is not None and task.wake_at <= draft.now:
             draft.change(moves.wake(task))
-        case Due.EXPIRE if not compat.readable(draft.view.session.log_format):
+        case Due.EXPIRE if not compat.readable(draft.locked.session.log_format):
             return False  # What the end of this attempt means depends on phases that are not known here.
         case Due.EXPIRE if task.status is Status.RUNNING and task.lease_until and task.lease_until < draft.now:
-            endings.end_attempt(draft, task, _how_it_ended(draft, task), restart_limit)
-        case Due.READY if _waits_for_tasks(task) and not draft.view.open_dependencies(task.id):
+            ends.end_attempt(draft, task, _how_it_ended(draft, task), restart_limit)
+        case Due.READY if _waits_for_tasks(task) and not draft.locked.open_dependencies(task.id):
             draft.end_wait(task)
         case Due.MISS if task.signal_name is not None and task.wake_at is not None and task.wake_at <= draft.now:
             draft.miss_signal(task)
-        case Due.COMPLETE if task.status is Status.COMPLETING and not draft.view.open_children(task.id):
+        case Due.COMPLETE if task.status is Status.COMPLETING and not draft.locked.open_children(task.id):
             assert task.outcome is not None
             draft.finish(task, task.outcome, result=task.result, error=task.error)
         case Due.BLOCK if task.status is Status.PENDING and task.blocked is None:

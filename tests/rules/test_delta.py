@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brainhands.shared.kernel import delta
-from brainhands.shared.kernel.delta import MOST_DELTAS, difference, next_version, replay
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.json import canonical, clean, duplicate
+from brainhands.shared.rules import delta
+from brainhands.shared.rules.delta import MOST_DELTAS, difference, next_version, replay
 
 KEYS = st.sampled_from(["a", "b", "0", "ä", ""]) | st.text(max_size=3)
 """Few, so that two values often have the same."""

@@ -234,7 +234,7 @@ class Neighbours:
     open_children: Mapping[TaskId, frozenset[TaskId]]
 
 
-class View:
+class Locked:
     """A session under its lock; further reads go through the same transaction."""
 
     def __init__(
@@ -408,9 +408,9 @@ class View:
         return self._transaction
 
 
-def read_view(
+def read_locked(
     transaction: Transaction, session_id: SessionId, task_ids: Sequence[TaskId], *, skip_locked: bool
-) -> View | None:
+) -> Locked | None:
     """Lock the session and the tasks and read them.
 
     With `skip_locked` it waits for nobody: None if somebody holds the session, and tasks that are held are missing.
@@ -431,7 +431,7 @@ def read_view(
     for row in found.rows:
         del row["now"]
     locked = {row["id"]: rows.task(row) for row in found.rows if row}
-    return View(transaction, rows.session(session.first), now, locked, asked_at)
+    return Locked(transaction, rows.session(session.first), now, locked, asked_at)
 
 
 def _grouped(found: Sequence[Row]) -> dict[TaskId, frozenset[TaskId]]:

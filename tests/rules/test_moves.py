@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from brainhands.shared.errors import StaleWrite
-from brainhands.shared.kernel import moves
-from brainhands.shared.kernel.moves import TASK_MOVES, Move
 from brainhands.shared.model.task import Outcome, Status, Task
-from tests.kernel.tasks import NOW, WORKER, task
+from brainhands.shared.rules import moves
+from brainhands.shared.rules.moves import TASK_MOVES, Move
+from tests.rules.tasks import NOW, WORKER, task
 
 BUILDERS: dict[Move, Callable[[Task], Task]] = {
     Move.CLAIM: lambda t: moves.claim(t, worker_id=WORKER, now=NOW, lease_seconds=30, phase_seconds=60),
