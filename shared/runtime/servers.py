@@ -589,9 +589,14 @@ def _kept_port(folder: Path) -> int:
     with suppress(FileNotFoundError, ValueError):
         if is_free(port := int(note.read_text())):
             return port
-    port = next(port for port in iter(partial(random.choice, PORTS), None) if is_free(port))
+    port = free_port()
     note.write_text(f"{port}\n")
     return port
+
+
+def free_port() -> int:
+    """A port of the loopback address for a server: one that no outgoing connection can take before it listens."""
+    return next(port for port in iter(partial(random.choice, PORTS), None) if is_free(port))
 
 
 def _kept_password(folder: Path) -> str:

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from brainhands.shared.runtime.servers import free_port
 from brainhands.shared.runtime.settings import settings
 from tests.conftest import readable_folder
 from tests.instruments.fleet import wait_until
 from tests.instruments.processes import Child, Children, child_environment
-from tests.integration.test_flower import Page, answers, free_port
+from tests.integration.test_flower import Page, answers
 from tests.integration.test_worker_processes import objects
 
 AGENT = 'from brainhands import Agent\n\ndesk = Agent(name="desk", version=1, instructions="Answer.", tools=["date"])\n'

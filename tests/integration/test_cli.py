@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from brainhands.shared.runtime.servers import free_port
 from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
 from tests.conftest import readable_folder
@@ -98,12 +98,6 @@ def running_system() -> Iterator[System]:
 def system() -> Iterator[System]:
     with running_system() as running:
         yield running
-
-
-def free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind(("127.0.0.1", 0))
-        return int(candidate.getsockname()[1])
 
 
 @pytest.mark.promise("K1")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from brainhands.shared.model.submission import Receipt
+from brainhands.shared.runtime.servers import free_port
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 
 
@@ -55,12 +56,6 @@ class Page:
             credentials = base64.b64encode(f"operator:{password}".encode()).decode()
             request.add_header("Authorization", f"Basic {credentials}")
         return urllib.request.urlopen(request, timeout=20)
-
-
-def free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind(("127.0.0.1", 0))
-        return int(candidate.getsockname()[1])
 
 
 @pytest.fixture

@@ -24,11 +24,12 @@ from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.errors import ServerUnavailable
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.runtime.address import redis_address, shown
+from brainhands.shared.runtime.servers import free_port
 from tests.instruments.certificates import Certificate, make_certificate
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.proxy import LOOPBACK, Proxy
-from tests.integration.test_flower import Page, answers, free_port
+from tests.integration.test_flower import Page, answers
 
 NOT_TRUSTED = "its certificate is not trusted: self-signed certificate"
 TLS_HELLO = b"\x16\x03\x01"

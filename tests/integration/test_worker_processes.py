@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from brainhands.shared.model.task import Outcome
+from brainhands.shared.runtime.servers import free_port
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 from tests.instruments.processes import Child
-from tests.integration.test_flower import Page, answers, free_port
+from tests.integration.test_flower import Page, answers
 
 LOUD = {"BRAINHANDS_AGENTS": "tests.sample.loud_agents", "BRAINHANDS_TOOLS": "tests.sample.loud_tools"}
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from sqlalchemy import text
 from brainhands.shared.cli import doctor
 from brainhands.shared.client import Client
 from brainhands.shared.errors import UnfitDatabase
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.runtime.servers import Postgres, free_port
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import migrate
 from brainhands.shared.store.connections import PINNED
@@ -283,7 +281,8 @@ def pgbouncer(url: str, mode: str) -> Iterator[str]:
         folder.chmod(0o777)
         configuration, log = folder / "pgbouncer.ini", folder / "pgbouncer.log"
         # A port is free only until somebody takes it, so one that was taken is passed over.
-        for port in itertools.islice(_free_ports(), 10):
+        for _ in range(10):
+            port = free_port()
             configuration.write_text(
                 f"[databases]\n* = host={address.hostname} port={address.port} user={address.username}"
                 f" password={address.password}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
@@ -300,13 +299,6 @@ def pgbouncer(url: str, mode: str) -> Iterator[str]:
                 finally:
                     process.terminate()
         pytest.fail(f"pgbouncer does not start:\n{log.read_text()}")
-
-
-def _free_ports() -> Iterator[int]:
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port: int = taken.getsockname()[1]
-        yield port
 
 
 @contextmanager
