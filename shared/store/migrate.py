@@ -7,6 +7,7 @@ it is, so old workers go on, also when they restart; a contracting one raises it
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ from brainhands.shared.runtime.faults import told
 from brainhands.shared.store import connections
 from brainhands.shared.store.database import unavailable
 from brainhands.shared.store.tables import SCHEMA, compatibility, metadata
+
+UNRELEASED = re.compile(r"0\d{3}")
+"""What revisions were called before the first release, whose stores no code migrates."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -119,8 +123,15 @@ def require_current(database_url: str) -> None:
 
 
 def _found(connection: Connection) -> str | None:
+    """The revision of the schema, None where there is none. Raises UnfitDatabase for one that was never released."""
     context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-    return context.get_current_revision()
+    revision = context.get_current_revision()
+    if revision is not None and UNRELEASED.fullmatch(revision):
+        raise UnfitDatabase(
+            f"the store is of {revision}, a revision that was never released and that no code migrates",
+            f"begin anew: DROP SCHEMA {SCHEMA} CASCADE, then `brainhands migrate`; its sessions go with it",
+        )
+    return revision
 
 
 def _require_old_enough(connection: Connection, revision: str) -> None:

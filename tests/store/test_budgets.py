@@ -8,12 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from alembic.script import ScriptDirectory
 
 from brainhands import Prices
 from brainhands.brain.models import chat
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.store.migrate import MIGRATIONS
 from deploy.demo.model_scripts import Fault, Reply
 from tests.instruments import invariants
 from tests.store.desk import Desk, desk_of, echoes
@@ -84,24 +82,6 @@ def test_what_was_used_adds_up_by_submission_and_by_session(desks: Desks) -> Non
     assert by_input[second.submission_id].outcome is Outcome.SUCCEEDED
     costs = [Decimal(each["usage"]["cost"]) for each in desk.payloads(first.session_id, "model_output")]
     assert sum(costs) == view.cost
-
-
-@pytest.mark.promise("E13")
-def test_the_migration_that_adds_the_sums_fills_them_from_the_log(desks: Desks) -> None:
-    desk = desks()
-    first = desk.turn("one", echoes("a", usage=COUNTED), "1")
-    desk.turn("two", "2", session=first.session_id)
-    before = desk.stage.client.session(first.session_id)
-    for table in ("sessions", "submissions"):
-        desk.stage.sql(f"UPDATE brainhands.{table} SET tokens_in = 0, tokens_out = 0")
-
-    migration = ScriptDirectory(str(MIGRATIONS)).get_revision("0003").module
-    desk.stage.sql(migration.FILL_SESSIONS)
-    desk.stage.sql(migration.FILL_SUBMISSIONS)
-
-    after = desk.stage.client.session(first.session_id)
-    assert (after.session, after.submissions) == (before.session, before.submissions)
-    assert before.tokens_in > 0
 
 
 @pytest.mark.promise("E13")

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psycopg
 import pytest
-from alembic import command
-from sqlalchemy import create_engine
 
 from brainhands.shared.cli import main
-from brainhands.shared.errors import CodeTooOld, SchemaNotCurrent
+from brainhands.shared.errors import CodeTooOld, SchemaNotCurrent, UnfitDatabase
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import migrate
 from brainhands.shared.store.tables import SCHEMA
 
-FIRST = "0001"
+FIRST = migrate.newest()
+NEXT = "9000"
+NEXT_REVISION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{NEXT}"
+down_revision = "{migrate.newest()}"
+
+
+def upgrade():
+    op.add_column("tasks", sa.Column("mark", sa.Text()), schema="{SCHEMA}")
+"""
 
 
 def execute(database_url: str, *statements: str) -> None:
@@ -27,12 +39,13 @@ def execute(database_url: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def migrate_to_the_first(database_url: str) -> None:
-    execute(database_url, f"CREATE SCHEMA {SCHEMA}")
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        command.upgrade(migrate.config(connection), FIRST)
-    engine.dispose()
+@pytest.fixture
+def older_database_url(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A database for which this code has one more revision."""
+    shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "9000_next.py").write_text(NEXT_REVISION)
+    monkeypatch.setattr(migrate, "MIGRATIONS", tmp_path / "migrations")
+    return database_url
 
 
 @pytest.fixture
@@ -74,32 +87,43 @@ def test_code_refuses_a_schema_that_was_contracted_after_it(newer_database_url: 
 
 
 @pytest.mark.promise("K5")
-def test_code_refuses_a_schema_that_is_older_than_itself(empty_database_url: str) -> None:
-    migrate_to_the_first(empty_database_url)
+def test_code_refuses_a_schema_that_is_older_than_itself(older_database_url: str) -> None:
+    with pytest.raises(SchemaNotCurrent, match=f"is at {FIRST}, this code needs {NEXT}"):
+        migrate.require_current(older_database_url)
 
-    with pytest.raises(SchemaNotCurrent, match=f"is at {FIRST}, this code needs {migrate.newest()}"):
-        migrate.require_current(empty_database_url)
+
+@pytest.mark.promise("K5")
+@pytest.mark.parametrize("revision", ["0001", "0009"])
+def test_a_store_of_before_the_first_release_is_refused_with_how_to_begin_anew(
+    database_url: str, revision: str
+) -> None:
+    execute(
+        database_url,
+        f"UPDATE brainhands.alembic_version SET version_num = '{revision}'",
+        "DROP TABLE brainhands.compatibility",
+    )
+
+    for work in (migrate.require_current, migrate.upgrade):
+        with pytest.raises(UnfitDatabase, match=f"is of {revision}, a revision that was never released") as refused:
+            work(database_url)
+        assert "DROP SCHEMA brainhands CASCADE" in refused.value.next_step
 
 
 @pytest.mark.promise("K5")
 def test_migrate_says_what_it_did(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    older_database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    migrate_to_the_first(empty_database_url)
-    newest = migrate.newest()
-
     said = []
-    for _ in range(2):
-        assert run(monkeypatch, empty_database_url, "migrate") == 0
+    for revision in (None, None, "9001"):
+        if revision is not None:
+            execute(older_database_url, f"UPDATE brainhands.alembic_version SET version_num = '{revision}'")
+        assert run(monkeypatch, older_database_url, "migrate") == 0
         said.append(capsys.readouterr().out)
-    execute(empty_database_url, "UPDATE brainhands.alembic_version SET version_num = '9000'")
-    assert run(monkeypatch, empty_database_url, "migrate") == 0
-    said.append(capsys.readouterr().out)
 
     assert said == [
-        f"schema {newest}: migrated from {FIRST}\n",
-        f"schema {newest}: nothing to do\n",
-        "schema 9000: newer than this code, which works with it; nothing to do\n",
+        f"schema {NEXT}: migrated from {FIRST}\n",
+        f"schema {NEXT}: nothing to do\n",
+        "schema 9001: newer than this code, which works with it; nothing to do\n",
     ]
 
 
@@ -126,14 +150,13 @@ def test_a_part_that_is_too_old_for_the_schema_says_so_and_ends_with_3(
 
 
 @pytest.mark.promise("K5")
-def test_a_migration_gives_way_to_workers_and_comes_again(empty_database_url: str) -> None:
-    migrate_to_the_first(empty_database_url)
+def test_a_migration_gives_way_to_workers_and_comes_again(older_database_url: str) -> None:
     done = []
-    upgrading = threading.Thread(target=lambda: done.append(migrate.upgrade(empty_database_url)))
-    with psycopg.connect(libpq_url(empty_database_url)) as holder:
+    upgrading = threading.Thread(target=lambda: done.append(migrate.upgrade(older_database_url)))
+    with psycopg.connect(libpq_url(older_database_url)) as holder:
         holder.execute("LOCK TABLE brainhands.tasks IN ROW EXCLUSIVE MODE")
         upgrading.start()
-        with psycopg.connect(libpq_url(empty_database_url), autocommit=True) as worker:
+        with psycopg.connect(libpq_url(older_database_url), autocommit=True) as worker:
             waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'brainhands.tasks'::regclass"
             while not worker.execute(waiting).fetchall():
                 pass
@@ -141,4 +164,4 @@ def test_a_migration_gives_way_to_workers_and_comes_again(empty_database_url: st
             worker.execute("UPDATE brainhands.tasks SET priority = 1")
     upgrading.join()
 
-    assert done == [migrate.Upgrade(FIRST, migrate.newest())]
+    assert done == [migrate.Upgrade(FIRST, NEXT)]
