@@ -15,7 +15,7 @@ from uuid import UUID
 
 from brainhands.shared.client import Client
 from brainhands.shared.model.submission import Receipt, Submission
-from brainhands.shared.store import workers
+from brainhands.shared.store import waiting, workers
 from brainhands.shared.store.database import Database
 from deploy.demo import model_server
 from deploy.demo.web import ThreadedServer
@@ -80,6 +80,10 @@ class Fleet:
             return all(live.count(role) >= count for role, count in roles.items())
 
         wait_until(registered, timeout, f"workers {roles}")
+
+    def wait_for_agent(self, agent: str) -> None:
+        """Until a Brain worker has offered it, so that nobody who submits to it is warned."""
+        wait_until(lambda: waiting.strangers(self.database, agent) is None, 30.0, f"a Brain with {agent}")
 
     def submit(self, text: str, *, agent: str = "worker", **options: Any) -> Receipt:
         return self.client.submit(agent=agent, input=text, **options)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from brainhands.shared.client import Client
-from brainhands.shared.errors import BadInput, UnknownTask
+from brainhands.shared.errors import BadInput, UnknownAgent, UnknownTask
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.submission import CancelState, Receipt, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status, Task
@@ -107,7 +107,8 @@ def test_a_model_stream_is_cut_and_its_text_stays_as_a_record(shared_fleet: Flee
 @pytest.mark.promise("C12")
 @pytest.mark.case("celery/celery#6075")
 def test_it_works_without_any_worker_that_fits(shared_fleet: Fleet) -> None:
-    receipt = shared_fleet.submit("hello", agent="nobody-has-this-one")
+    with pytest.warns(UnknownAgent, match="nobody-has-this-one"):
+        receipt = shared_fleet.submit("hello", agent="nobody-has-this-one")
 
     answer = shared_fleet.client.cancel(session=receipt.session_id)
 

@@ -518,6 +518,7 @@ def restarted(brains: Fleet) -> Restarted:
         return brains.brain(slots=4, queue="brain.apart", BRAINHANDS_AGENTS="tests.sample.apart_agents", **settings)
 
     first = brain(BRAINHANDS_MODEL="model-before", SAMPLE_TEMPERATURE="0.25")
+    brains.wait_for_agent("apart")
     retrying = begin(brains, {"fault": "503", "times": 1, "retry_after": 3000, "text": "retried"}, agent="apart")
     step = {"calls": [{"name": "gated", "arguments": {"name": "brainless"}}]}
     calling = begin(brains, step, ANSWER, agent="apart")
@@ -583,6 +584,7 @@ def test_planned_calls_run_while_every_brain_is_gone_and_the_next_one_applies_th
 @pytest.mark.promise("E6")
 def test_a_brain_without_a_key_ends_the_input_and_says_what_is_missing(brains: Fleet) -> None:
     brain = brains.brain(queue="brain.keyless", BRAINHANDS_AGENTS="tests.sample.versioned_agents", OPENAI_API_KEY="")
+    brains.wait_for_agent("versioned")
     receipt = begin(brains, ANSWER, agent="versioned")
 
     done = brains.wait(receipt)

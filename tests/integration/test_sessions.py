@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from brainhands.shared.errors import UnknownAgent
 from brainhands.shared.model.event import Event, UnknownPayload, read_payload
 from brainhands.shared.model.submission import Receipt, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status
@@ -182,7 +183,8 @@ def test_a_session_waits_for_its_agent_with_a_reason_and_keeps_the_version_it_be
             slots=1, queue=queue, BRAINHANDS_AGENTS="tests.sample.versioned_agents", SAMPLE_VERSIONS=versions
         )
 
-    old = ask(fleet)
+    with pytest.warns(UnknownAgent, match="versioned"):
+        old = ask(fleet)
     assert blocked(fleet, old, within=12) == "no live worker offers agent:versioned"
     first = brain("1")
     assert instructions_for(fleet, old) == "You are version 1."
