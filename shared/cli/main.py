@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from brainhands.shared.cli import interrupt
 from brainhands.shared.cli.approvals import approvals, approve, deny, review, settle
 from brainhands.shared.cli.awake import awake
 from brainhands.shared.cli.cancel import cancel
@@ -86,10 +87,14 @@ for command in (
 
 
 def app() -> None:
-    """Run the command line and exit: 0 done, 1 a failed outcome or a finding, 2 bad input, 3 a server or the schema."""
-    prepare()
+    """Run the command line and exit.
+
+    0 done, 1 a failed outcome or a finding, 2 bad input, 3 a server or the schema, 130 Ctrl-C.
+    """
     try:
-        commands()
+        with interrupt.heard():
+            prepare()
+            commands()
     except BrainhandsError as error:
         _fail(error)
     except TRANSIENT as error:

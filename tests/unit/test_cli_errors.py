@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -107,6 +108,45 @@ def test_ctrl_c_ends_a_command_without_a_word(
     monkeypatch.setattr(submit, "open_client", interrupted)
     assert brainhands(monkeypatch, "watch", "01890a5d-ac96-774b-bcce-b302099a8057") == 130
     assert capsys.readouterr().err == ""
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, weakref
+from brainhands.shared.cli import interrupt, main, submit
+
+def ctrl_c(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Dying:
+    def __del__(self):
+        ctrl_c()
+
+def {where}():
+    {code}
+    threading.Event().wait()
+
+interrupt.GRACE_SECONDS = 1
+submit.open_client = {where}
+sys.argv = ["brainhands", "watch", "x"]
+main.app()
+"""
+IGNORED = {
+    "a_finalizer": "Dying()",
+    "a_weak_reference": "kept = type('Plain', (), {})()\n    watched = weakref.ref(kept, ctrl_c)\n    del kept",
+}
+
+
+@pytest.mark.parametrize("where", IGNORED)
+def test_ctrl_c_ends_a_command_also_where_python_ignores_what_it_raises(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(where=where, code=IGNORED[where])],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Exception ignored" in done.stderr
 
 
 @pytest.mark.parametrize(
