@@ -156,8 +156,8 @@ def _leave_unknown(draft: Draft, task: Task, error: str, *, cause: int) -> None:
 
 def _shown(draft: Draft, task: Task) -> str:
     """What the last attempt had shown."""
-    attempts = draft.locked.attempts(task.id)
-    return attempts[-1].progress if attempts else ""
+    last = draft.locked.last_attempt(task.id)
+    return "" if last is None else last.progress
 
 
 def end_generation(

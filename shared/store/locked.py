@@ -217,6 +217,9 @@ CONTEXT_SIZE = Statement(
     )
 )
 ATTEMPTS = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
+LAST_ATTEMPT = Statement(
+    select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence.desc()).limit(1)
+)
 ATTEMPT_STEP = Statement(
     select(attempts.c.step).where(attempts.c.task_id == bindparam("task_id"), attempts.c.fence == bindparam("fence"))
 )
@@ -383,6 +386,11 @@ class Locked:
         """All claims of a task, oldest first."""
         (result,) = self._open.run(ATTEMPTS(task_id=task_id))
         return [rows.attempt(row) for row in result.rows]
+
+    def last_attempt(self, task_id: TaskId) -> Attempt | None:
+        """The newest claim of a task."""
+        (result,) = self._open.run(LAST_ATTEMPT(task_id=task_id))
+        return None if result.first is None else rows.attempt(result.first)
 
     def attempt_step(self, task_id: TaskId, fence: int) -> int:
         """The last step that was committed under this claim; 0 if none was."""

@@ -130,6 +130,7 @@ events = Table(
         "seq",
         postgresql_where=text("type IN ('system_prompt_set', 'context_compacted')"),
     ),
+    Index(None, "session_id", "conversation_id", "seq"),
     Index("events_model_errors_idx", "at", postgresql_where=text("type = 'model_error'")),
 )
 
@@ -210,6 +211,7 @@ tasks = Table(
     CheckConstraint("owner_id IS NULL OR owner_id <> id", name="owner"),
     CheckConstraint("fence >= 0 AND step >= 0 AND phase_attempts >= 0", name="counters"),
     Index(None, "session_id"),
+    Index("tasks_open_idx", "session_id", postgresql_where=text("status <> 'done'")),
     Index("tasks_open_by_owner_idx", "owner_id", postgresql_where=text("status <> 'done'")),
     Index(
         "tasks_owned_generations_idx",

@@ -331,6 +331,13 @@ def upgrade() -> None:
         postgresql_where=sa.text("type IN ('system_prompt_set', 'context_compacted')"),
     )
     op.create_index(
+        op.f("events_session_id_conversation_id_seq_idx"),
+        "events",
+        ["session_id", "conversation_id", "seq"],
+        unique=False,
+        schema="brainhands",
+    )
+    op.create_index(
         "events_model_errors_idx",
         "events",
         ["at"],
@@ -490,6 +497,14 @@ def upgrade() -> None:
         unique=True,
         schema="brainhands",
         postgresql_where=sa.text("kind = 'generation' AND status <> 'done'"),
+    )
+    op.create_index(
+        "tasks_open_idx",
+        "tasks",
+        ["session_id"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("status <> 'done'"),
     )
     op.create_index(
         "tasks_open_by_owner_idx",
