@@ -151,11 +151,12 @@ def request_digest(tenant: str, request_id: str) -> bytes:
 def _was_applied(sent: Commit, locked: Locked, guard: Guard | None) -> bool:
     """Whether a try whose COMMIT lost its reply had gone through: the owner finds its step, a claim its attempt."""
     if guard is not None:
-        return locked.attempt_step(guard.task_id, guard.fence) > guard.step
+        own = locked.attempt(guard.task_id, guard.fence)
+        return own is not None and own["step"] > guard.step
+    claims = (new.attempt for new in sent.attempts)
     return any(
-        (found.fence, found.worker_id) == (new.attempt.fence, new.attempt.worker_id)
-        for new in sent.attempts
-        for found in locked.attempts(new.attempt.task_id)
+        (found := locked.attempt(claim.task_id, claim.fence)) is not None and found["worker_id"] == claim.worker_id
+        for claim in claims
     )
 
 

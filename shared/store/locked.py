@@ -169,7 +169,8 @@ NEXT_SIGNAL = Statement(
 RESUMED = Statement(
     select(events.c.seq, events.c.payload).where(
         events.c.session_id == bindparam("session_id"),
-        events.c.type == "session_resumed",
+        # Written out, as in each statement that is to find events by their type: a partial index holds a few types.
+        events.c.type == literal_column("'session_resumed'"),
         events.c.payload.op("->>")("request_id") == bindparam("request_id", type_=Text),
     )
 )
@@ -216,12 +217,13 @@ CONTEXT_SIZE = Statement(
         events.c.seq <= bindparam("cutoff"),
     )
 )
-ATTEMPTS = Statement(select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence))
 LAST_ATTEMPT = Statement(
     select(attempts).where(attempts.c.task_id == bindparam("task_id")).order_by(attempts.c.fence.desc()).limit(1)
 )
-ATTEMPT_STEP = Statement(
-    select(attempts.c.step).where(attempts.c.task_id == bindparam("task_id"), attempts.c.fence == bindparam("fence"))
+ATTEMPT = Statement(
+    select(attempts.c.worker_id, attempts.c.step).where(
+        attempts.c.task_id == bindparam("task_id"), attempts.c.fence == bindparam("fence")
+    )
 )
 
 
@@ -382,20 +384,15 @@ class Locked:
         (result,) = self._open.run(LOWEST_FORMAT())
         return lowest_format(result)
 
-    def attempts(self, task_id: TaskId) -> list[Attempt]:
-        """All claims of a task, oldest first."""
-        (result,) = self._open.run(ATTEMPTS(task_id=task_id))
-        return [rows.attempt(row) for row in result.rows]
-
     def last_attempt(self, task_id: TaskId) -> Attempt | None:
         """The newest claim of a task."""
         (result,) = self._open.run(LAST_ATTEMPT(task_id=task_id))
         return None if result.first is None else rows.attempt(result.first)
 
-    def attempt_step(self, task_id: TaskId, fence: int) -> int:
-        """The last step that was committed under this claim; 0 if none was."""
-        (result,) = self._open.run(ATTEMPT_STEP(task_id=task_id, fence=fence))
-        return 0 if result.first is None else int(result.first["step"])
+    def attempt(self, task_id: TaskId, fence: int) -> Row | None:
+        """Who made a claim (`worker_id`) and the last `step` that was committed under it; None without such a claim."""
+        (result,) = self._open.run(ATTEMPT(task_id=task_id, fence=fence))
+        return result.first
 
     def run(self, *calls: Call) -> list[Result]:
         """Further reads under the lock."""

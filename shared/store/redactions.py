@@ -112,7 +112,9 @@ ENDS_CAUSED = Statement(
     select(events.c.seq)
     .where(
         events.c.session_id == _SESSION,
-        events.c.type == "submission_done",
+        events.c.type == sql("'submission_done'"),
+        # What an event led to comes after it.
+        events.c.seq > bindparam("first", type_=Integer),
         events.c.causes.op("&&")(_SEQS),
         events.c.redacted_at.is_(None),
     )
@@ -156,7 +158,7 @@ def named(locked: Locked, seqs: Sequence[int]) -> list[Row]:
 
 def ends_caused_by(locked: Locked, seqs: Sequence[int]) -> list[int]:
     """The ends of submissions that these events led to: they repeat an answer word for word."""
-    (result,) = locked.run(ENDS_CAUSED(session_id=locked.session.id, seqs=list(seqs)))
+    (result,) = locked.run(ENDS_CAUSED(session_id=locked.session.id, seqs=list(seqs), first=min(seqs)))
     return [row["seq"] for row in result.rows]
 
 

@@ -131,6 +131,13 @@ events = Table(
         postgresql_where=text("type IN ('system_prompt_set', 'context_compacted')"),
     ),
     Index(None, "session_id", "conversation_id", "seq"),
+    Index(
+        "events_by_type_idx",
+        "session_id",
+        "type",
+        "seq",
+        postgresql_where=text("type IN ('submission_done', 'session_resumed', 'events_redacted', 'session_erased')"),
+    ),
     Index("events_model_errors_idx", "at", postgresql_where=text("type = 'model_error'")),
 )
 

@@ -41,7 +41,7 @@ SOME = UUID(int=1)
 VALUES: dict[str, object] = {
     **dict.fromkeys(("cutoff", "fence", "attempt_fence", "fence_before", "step", "phase_attempts"), 1),
     **dict.fromkeys(("log_format", "last_seq", "requires_version", "after", "before", "up_to"), 1),
-    **dict.fromkeys(("version", "seq", "reads", "claims"), 1),
+    **dict.fromkeys(("version", "seq", "first", "reads", "claims"), 1),
     **dict.fromkeys(("tokens_in", "tokens_out", "cost", "used_tokens_in", "used_tokens_out", "used_cost"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),

@@ -338,6 +338,14 @@ def upgrade() -> None:
         schema="brainhands",
     )
     op.create_index(
+        "events_by_type_idx",
+        "events",
+        ["session_id", "type", "seq"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("type IN ('submission_done', 'session_resumed', 'events_redacted', 'session_erased')"),
+    )
+    op.create_index(
         "events_model_errors_idx",
         "events",
         ["at"],
