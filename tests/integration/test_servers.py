@@ -247,8 +247,16 @@ def test_a_program_that_is_not_there_is_an_error_with_a_next_step(monkeypatch: p
     assert "REDIS_URL" in refused.value.next_step
 
 
-def test_a_redis_server_that_a_wheel_put_beside_python_is_no_system_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.prefix) / "bin"))
+def test_a_redis_server_that_a_wheel_put_beside_python_is_no_system_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "redis-server"
+    program.write_text("#!/bin/sh\necho Redis server v=7.2.4\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert redis_binary("system") == program
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     with pytest.raises(ServerUnavailable):
         redis_binary("system")
 
