@@ -18,11 +18,12 @@ up: $(INSTALLED) ## everything with the demo's agents and tools, until Ctrl-C
 test: $(INSTALLED) ## the whole suite on embedded servers
 	$(BIN)/pytest -n 2 --dist worksteal
 
-check: $(INSTALLED) ## style, types and the direction of imports
+check: $(INSTALLED) ## style, types, the direction of imports, declared packages
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry brain hands outbox shared
 
 crash: $(INSTALLED) ## each scenario, a kill at every commit and every publish
 	$(BIN)/pytest -n 2 --dist worksteal --full-crash-matrix tests/crash
