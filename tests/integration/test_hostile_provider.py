@@ -219,6 +219,18 @@ def test_whatever_a_background_response_is_has_a_stated_and_bounded_outcome(
         hold(background_outcome(hostile, ODD_RESPONSES[name], HASTY if "silence" in name else TIMEOUTS))
 
 
+@pytest.mark.promise("E4", "E13")
+def test_a_background_response_that_is_cut_at_any_byte_is_the_whole_one_or_none(hostile: HostileProvider) -> None:
+    head, text = document(response())
+
+    found = [background_outcome(hostile, lambda end=end: [head, text[:end]]) for end in range(len(text) + 1)]  # type: ignore[misc]
+
+    for each in found[:-1]:
+        assert isinstance(each, Interrupted)
+        hold(each)
+    assert isinstance(found[-1], Reply)
+
+
 @pytest.mark.promise("E13")
 @pytest.mark.parametrize("name", ["a flood of text", "a flood of calls", "no room in the middle"])
 def test_what_was_said_before_a_bound_or_an_error_is_counted(hostile: HostileProvider, name: str) -> None:

@@ -135,6 +135,19 @@ def test_whatever_a_background_response_is_the_input_ends_and_the_session_goes_o
     background_turns.play(ODD_RESPONSES[name])
 
 
+@pytest.mark.promise("E4", "E11", "E13")
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_background_response_that_is_cut_in_ten_places_is_asked_for_again_and_the_session_goes_on(
+    background_turns: Turns, begun: bool
+) -> None:
+    called = {"type": "function_call", "call_id": "abcdefgh1", "name": "echo", "arguments": '{"text": "a"}'}
+    head, text = document(response(output=[called]))
+    queued = [lambda: document(response(status="queued"))] if begun else []
+    for end in range(0, len(text), len(text) // 9):
+        receipt = background_turns.play(*queued, lambda end=end: [head, text[:end]])  # type: ignore[misc]
+        assert background_turns.desk.payloads(receipt.session_id, "tool_call_start") == []
+
+
 @pytest.mark.promise("E13")
 def test_a_reply_that_ran_out_of_room_is_counted_before_the_context_is_compacted(turns: Turns) -> None:
     receipt = turns.play(ODD["no room in the middle"])
