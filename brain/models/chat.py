@@ -116,8 +116,8 @@ def _take_whole(text: bytes, heard: _Heard, on_text: Callable[[str], None]) -> s
     except NOT_UNDERSTOOD:
         said = ""
     if not (said or heard.finish_reason or heard.error):
-        shown = " ".join(text[: 4 * SHOWN_CHARACTERS].decode(errors="replace").split())[:SHOWN_CHARACTERS]
-        return f"the answer is no completion: {clean_text(without_key(shown, heard.api_key))}"
+        shown = " ".join(without_key(text.decode(errors="replace"), heard.api_key).split())[:SHOWN_CHARACTERS]
+        return f"the answer is no completion: {clean_text(shown)}"
     if said:
         on_text(clean_text(said))
     return "the completion has no finish reason"

@@ -147,18 +147,18 @@ def error_of_answer(status: int, headers: httpx2.Headers, text: bytes, api_key: 
 def provider_error(error: object, status: int | None, retry_after: float | None, api_key: str) -> ProviderError:
     """What the provider sent as its error, as one of ours; `status` is None where no HTTP status came with it."""
     fields = error if isinstance(error, dict) else {"message": error}
-    names = [str(fields[name])[:LONGEST_CODE] for name in ("code", "type", "status") if fields.get(name)]
-    if status is None and names and names[0].isdecimal() and 400 <= int(names[0]) <= 599:
+    names = [str(fields[name])[:READ_CHARACTERS] for name in ("code", "type", "status") if fields.get(name)]
+    if status is None and names and len(names[0]) == 3 and names[0].isdecimal() and 400 <= int(names[0]) <= 599:
         status = int(names[0])
-    message = _message(fields) or f"status {status}"
+    message = without_key(_message(fields), api_key)[:READ_CHARACTERS] or f"status {status}"
     overflow, of_key = is_overflow(status, names, message), is_of_key(status, names, message)
     final = overflow or of_key or is_final(names, message) or not FILTER_CODES.isdisjoint(names)
     if status is None:
         final = final or not BAD_REQUESTS.isdisjoint(names)
     return ProviderError(
-        clean_text(without_key(message, api_key)[:LONGEST_MESSAGE]),
+        clean_text(message[:LONGEST_MESSAGE]),
         status=status,
-        code=clean_text(without_key(names[0], api_key)) if names else None,
+        code=clean_text(without_key(names[0], api_key)[:LONGEST_CODE]) if names else None,
         retry_after=retry_after,
         heals=not final and (status is None or status in HEALING_STATUSES or status >= 500),
         overflow=overflow,
@@ -168,7 +168,8 @@ def provider_error(error: object, status: int | None, retry_after: float | None,
 
 
 def without_key(text: str, api_key: str) -> str:
-    """The provider's words for the log: some servers quote the key that they refuse."""
+    """The provider's words for the log: some servers quote the key that they refuse. Words are cut after this, since
+    part of a key is not found."""
     return text.replace(api_key, "***") if api_key else text
 
 
@@ -176,8 +177,8 @@ def _message(fields: dict[str, Any]) -> str:
     """The provider's words: its message, wherever that stands, else all that it sent."""
     for name in ("message", "detail", "msg", "error"):
         if isinstance(said := fields.get(name), str) and said.strip():
-            return said[:READ_CHARACTERS].strip()
-    return json.dumps(fields)[:READ_CHARACTERS] if any(fields.values()) else ""
+            return said.strip()
+    return json.dumps(fields) if any(fields.values()) else ""
 
 
 def retry_after(headers: httpx2.Headers) -> float | None:
