@@ -20,7 +20,7 @@ import redis
 from psycopg import sql
 
 from brainhands.shared.errors import ServerUnavailable
-from brainhands.shared.runtime.servers import (
+from brainhands.shared.local.servers import (
     Postgres,
     Redis,
     postgres_binaries,

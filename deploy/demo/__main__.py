@@ -27,10 +27,10 @@ from pathlib import Path
 import psutil
 
 from brainhands import Client
+from brainhands.shared.local.servers import GUARD
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import GUARD
 from deploy.demo import mailbox, model_server
 from deploy.demo.model_scripts import BODY, CUSTOMERS
 from deploy.demo.show import Mail, Story, print_mails, print_timeline

@@ -11,10 +11,10 @@ from redis import exceptions
 from brainhands.shared.bus import bell
 from brainhands.shared.bus.topics import BRAIN_QUEUE, HANDS_QUEUE, RELAY_BELL
 from brainhands.shared.errors import ServerUnavailable
-from brainhands.shared.runtime.servers import OLDEST_REDIS
 from brainhands.shared.runtime.tls import tls_fault
 from brainhands.shared.store.health import Finding
 
+OLDEST_REDIS = (6, 2)
 PATIENCE_SECONDS = 3.0
 ALMOST_FULL = 0.9
 """The part of its maxmemory from which on Redis is said to be almost full."""

@@ -14,9 +14,9 @@ from brainhands.shared.cli.submit import AsJson
 from brainhands.shared.cli.terminal import say, say_json
 from brainhands.shared.errors import BrainhandsError, ServerUnavailable
 from brainhands.shared.runtime.address import shown
-from brainhands.shared.runtime.servers import OLDEST_POSTGRES
 from brainhands.shared.runtime.settings import addresses
 from brainhands.shared.store import health, migrate
+from brainhands.shared.store.connections import OLDEST_POSTGRES
 from brainhands.shared.store.database import TRANSIENT, Database, unavailable
 from brainhands.shared.store.health import Finding
 

@@ -21,6 +21,8 @@ from brainhands.shared.errors import UnfitDatabase
 from brainhands.shared.runtime.address import postgres_address
 from brainhands.shared.store.adaptation import ADAPTATION
 
+OLDEST_POSTGRES = 14
+
 PINNED = {
     "array_nulls": "on",
     "bytea_output": "hex",

@@ -17,7 +17,7 @@ from typing import Any, LiteralString
 import psycopg
 import redis
 
-from brainhands.shared.runtime.servers import start_servers
+from brainhands.shared.local.servers import start_servers
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import migrate
 from tests.instruments.fleet import Fleet

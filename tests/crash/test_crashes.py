@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 import redis
 
-from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.local.servers import Postgres, Redis
 from tests.conftest import migrated, new_database
 from tests.crash.plugin import Plan
 from tests.crash.scenario import House, Scenario

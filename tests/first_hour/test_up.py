@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from brainhands.shared.runtime.servers import free_port
+from brainhands.shared.local.servers import free_port
 from brainhands.shared.runtime.settings import settings
 from tests.conftest import readable_folder
 from tests.instruments.fleet import wait_until

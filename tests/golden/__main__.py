@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from brainhands.shared.runtime.servers import postgres_binaries, start_postgres
+from brainhands.shared.local.servers import postgres_binaries, start_postgres
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import migrate
 from deploy.demo import model_server

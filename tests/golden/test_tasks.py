@@ -13,8 +13,8 @@ from brainhands.brain.subagent import agent_kind
 from brainhands.hands.calls import tool_kind
 from brainhands.hands.flows import flow_kind
 from brainhands.shared.engine.definition import Kind
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
 from tests.conftest import migrated, new_database

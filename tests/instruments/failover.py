@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.store.database import Connection
 
 

@@ -14,10 +14,10 @@ import psycopg
 import redis
 from psycopg.rows import dict_row
 
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.submission import Receipt, Submission, SubmissionStatus
 from brainhands.shared.model.task import Task
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.runtime.settings import libpq_url
 from tests.conftest import migrated, new_database
 from tests.instruments.fleet import Fleet, fleet_of, wait_until

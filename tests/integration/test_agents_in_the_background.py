@@ -21,12 +21,12 @@ from brainhands.shared.engine.definition import Registry, registry
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
 from brainhands.shared.errors import StillNeeded
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.ids import TaskId
 from brainhands.shared.model.submission import CancelState, Receipt
 from brainhands.shared.model.task import Outcome, Status, Task
 from brainhands.shared.model.worker import Offer
 from brainhands.shared.rules.background import RESPONSE_CANCEL
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import health, workers
 from deploy.demo import model_server

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from brainhands.brain.answers import ALONE
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet
 from tests.instruments.sessions import fleet_for_many

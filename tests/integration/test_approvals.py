@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from brainhands.shared.errors import BadInput, UnknownApproval
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.approval import Answer, Approval, Question
 from brainhands.shared.model.ids import new_approval_id
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Outcome, Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store import health
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child

@@ -23,12 +23,12 @@ from brainhands.brain.models import responses
 from brainhands.shared.cli import timeline
 from brainhands.shared.client import Client
 from brainhands.shared.engine.definition import Registry, registry
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import CancelState, Receipt, Submission
 from brainhands.shared.model.task import Outcome, Status, Task
 from brainhands.shared.model.tool import ToolSpec
 from brainhands.shared.model.worker import Offer
 from brainhands.shared.rules.background import RESPONSE_CANCEL
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import workers
 from deploy.demo import model_server

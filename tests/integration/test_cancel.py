@@ -9,10 +9,10 @@ import pytest
 
 from brainhands.shared.client import Client
 from brainhands.shared.errors import BadInput, UnknownAgent, UnknownTask
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.submission import CancelState, Receipt, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status, Task
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from brainhands.shared.runtime.servers import free_port
+from brainhands.shared.local.servers import free_port
 from brainhands.shared.runtime.settings import settings
 from deploy.demo import model_server
 from tests.conftest import readable_folder

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Outcome, Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many, query, task_of, wait_for_task

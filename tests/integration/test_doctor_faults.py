@@ -17,7 +17,7 @@ from celery import Celery
 from brainhands.shared.bus import census
 from brainhands.shared.cli import main
 from brainhands.shared.cli.doctor import examine
-from brainhands.shared.runtime.servers import Postgres, Redis, redis_binary, start_redis
+from brainhands.shared.local.servers import Postgres, Redis, redis_binary, start_redis
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import workers
 from tests.conftest import readable_folder

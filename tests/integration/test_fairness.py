@@ -10,8 +10,8 @@ import pytest
 
 from brainhands.outbox.relay import WINDOW_A_SLOT
 from brainhands.shared.client import Client
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import Receipt
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.runtime.settings import libpq_url
 from tests.bench.messages import counting
 from tests.instruments import invariants

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from brainhands.shared.local.servers import free_port
 from brainhands.shared.model.submission import Receipt
-from brainhands.shared.runtime.servers import free_port
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 
 

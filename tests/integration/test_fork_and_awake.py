@@ -17,11 +17,11 @@ from brainhands.outbox.publisher import Publisher
 from brainhands.outbox.relay import Relay
 from brainhands.shared.bus.bell import RelayBell
 from brainhands.shared.cli.main import commands
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.approval import Answer
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store.database import Database
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until

@@ -10,9 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Outcome, Status, Task
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store import workers
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import (

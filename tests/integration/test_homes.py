@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from brainhands.shared.errors import BrainhandsError, SettingsError
-from brainhands.shared.runtime.servers import start_servers
+from brainhands.shared.local.servers import start_servers
 from brainhands.shared.runtime.settings import addresses, settings
 from tests.conftest import readable_folder
 

@@ -14,10 +14,10 @@ import pytest
 from typer.main import get_command
 
 from brainhands.shared.cli import main
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.approval import Approval
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.rules.verify import head_of
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import events_of, fleet_for_many, task_of
 

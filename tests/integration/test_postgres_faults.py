@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import text
 
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.store.database import TRANSIENT, Database, Statement
 from brainhands.shared.store.locked import CLOCK
 from tests.instruments.failover import failed_over

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from brainhands.shared.cli.main import commands
 from brainhands.shared.doors.redact import telling_texts
 from brainhands.shared.errors import ErasedSession, StillNeeded
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model import wire
 from brainhands.shared.model.event import RedactedPayload, read_payload
 from brainhands.shared.model.submission import CancelState, Receipt
 from brainhands.shared.rules.verify import head_of
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store import places as find_places
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until

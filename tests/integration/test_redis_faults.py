@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from brainhands.shared.client import Client
-from brainhands.shared.runtime.servers import Redis
+from brainhands.shared.local.servers import Redis
 from tests.instruments.fleet import Fleet
 from tests.instruments.processes import Child
 from tests.instruments.proxy import LOOPBACK, Proxy

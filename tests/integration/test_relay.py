@@ -24,9 +24,9 @@ from brainhands.shared.bus.bell import Bell, RelayBell
 from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
+from brainhands.shared.local.servers import Redis
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.model.submission import Receipt
-from brainhands.shared.runtime.servers import Redis
 from brainhands.shared.store import health
 from brainhands.shared.store.database import Database, Row
 from brainhands.shared.store.due import Due

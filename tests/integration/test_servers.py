@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from brainhands.shared.errors import BrainhandsError, ServerUnavailable
-from brainhands.shared.runtime import servers
-from brainhands.shared.runtime.servers import (
+from brainhands.shared.local import servers
+from brainhands.shared.local.servers import (
     Account,
     Postgres,
     postgres_account,
@@ -37,7 +37,7 @@ from tests.conftest import readable_folder
 STARTER = """
 import sys
 from pathlib import Path
-from brainhands.shared.runtime.servers import start_servers
+from brainhands.shared.local.servers import start_servers
 running = start_servers(Path(sys.argv[1]), "wheel")
 print("running", flush=True)
 sys.stdin.read()

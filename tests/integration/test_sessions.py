@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 from brainhands.shared.errors import UnknownAgent
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.event import Event, UnknownPayload, read_payload
 from brainhands.shared.model.submission import Receipt, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.instruments.sessions import events_of, fleet_for_many, open_gate, query

@@ -9,10 +9,10 @@ import pytest
 
 from brainhands.shared.client import Client
 from brainhands.shared.errors import RequestConflict, UnknownSession
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store import health
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import CancelState, Mode
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many
 

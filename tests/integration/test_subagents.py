@@ -10,9 +10,9 @@ import pytest
 
 from brainhands.brain.decide import MAX_CALLS
 from brainhands.brain.subagent import MAX_AGENT_CALLS, MAX_DEPTH
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import CancelState, Receipt
 from brainhands.shared.model.task import Outcome, Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from tests.instruments import invariants
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import fleet_for_many, kill_worker_of, task_of, wait_for_task

@@ -22,9 +22,9 @@ from brainhands.shared.bus import health as redis_health
 from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
 from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.errors import ServerUnavailable
+from brainhands.shared.local.servers import free_port
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.runtime.address import redis_address, shown
-from brainhands.shared.runtime.servers import free_port
 from tests.instruments.certificates import Certificate, make_certificate
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child

@@ -12,9 +12,9 @@ import pytest
 
 from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.bus.topics import HANDS_QUEUE, HANDS_TASK, write_hints
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.task import Outcome, Status
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.store.attempts import PROGRESS_LIMIT
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.sessions import (

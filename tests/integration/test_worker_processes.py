@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from brainhands.shared.local.servers import free_port
 from brainhands.shared.model.task import Outcome
-from brainhands.shared.runtime.servers import free_port
 from tests.instruments.fleet import CELERY, Fleet, wait_until
 from tests.instruments.processes import Child
 from tests.integration.test_flower import Page, answers

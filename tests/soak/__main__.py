@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from brainhands.shared.runtime.servers import postgres_binaries, redis_binary, start_postgres, start_redis
+from brainhands.shared.local.servers import postgres_binaries, redis_binary, start_postgres, start_redis
 from brainhands.shared.runtime.settings import settings
 from brainhands.shared.store import migrate
 from tests.soak.soak import plan, soak

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import redis
 
-from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.local.servers import Postgres, Redis
 from tests.instruments.proxy import Proxy
 from tests.soak.parts import OF_EACH, Parts
 

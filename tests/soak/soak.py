@@ -20,9 +20,9 @@ import redis
 
 from brainhands.shared.client import Client
 from brainhands.shared.errors import RequestInProgress, ServerUnavailable
+from brainhands.shared.local.servers import Postgres, Redis
 from brainhands.shared.model.approval import Question
 from brainhands.shared.model.submission import Cancellation, Receipt
-from brainhands.shared.runtime.servers import Postgres, Redis
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import workers
 from brainhands.shared.store.database import TRANSIENT, Database

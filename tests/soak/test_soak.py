@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brainhands.shared.runtime.servers import Postgres, Redis
+from brainhands.shared.local.servers import Postgres, Redis
 from tests.soak.soak import plan, soak
 
 

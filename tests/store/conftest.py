@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from tests.conftest import migrated, new_database
 from tests.store.stage import Stage, stage_of
 

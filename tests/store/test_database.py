@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.store.database import TRANSIENT, Database, Statement
 from tests.instruments.failover import failed_over, until_it_only_reads
 from tests.store.stage import Stage

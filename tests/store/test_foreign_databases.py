@@ -17,7 +17,7 @@ from sqlalchemy import text
 from brainhands.shared.cli import doctor
 from brainhands.shared.client import Client
 from brainhands.shared.errors import UnfitDatabase
-from brainhands.shared.runtime.servers import Postgres, free_port
+from brainhands.shared.local.servers import Postgres, free_port
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import migrate
 from brainhands.shared.store.connections import PINNED

@@ -13,7 +13,7 @@ from psycopg import RawCursor
 from psycopg.rows import scalar_row
 
 from brainhands.brain.history import NOT_IN_CONTEXT, RESULT_TYPES
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import locked, reads, redactions
 from brainhands.shared.store.database import Call

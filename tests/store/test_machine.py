@@ -31,13 +31,13 @@ from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.approval import HUMAN
 from brainhands.shared.model.event import TaskPhase
 from brainhands.shared.model.ids import SessionId, SubmissionId, TaskId, new_task_id
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait, WaitSignal
 from brainhands.shared.rules import first_work
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import attempts, health, turns, workers
 from tests.conftest import migrated, new_database

@@ -11,7 +11,7 @@ import pytest
 from psycopg import RawCursor
 from psycopg.rows import scalar_row
 
-from brainhands.shared.runtime.servers import Postgres
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import (
     attempts,

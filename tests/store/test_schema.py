@@ -14,8 +14,8 @@ from psycopg import sql
 from sqlalchemy import create_engine, text
 
 from brainhands.shared.errors import SchemaNotCurrent, ServerUnavailable
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.ids import new_task_id
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import ServerChoice, libpq_url
 from brainhands.shared.store import migrate
 from brainhands.shared.store.tables import SCHEMA, metadata

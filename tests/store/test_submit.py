@@ -21,10 +21,10 @@ from brainhands.shared.errors import (
     UnknownSession,
     UnknownSubmission,
 )
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.submission import Receipt, SubmissionStatus
 from brainhands.shared.model.task import Next, Priority, Status
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import violations

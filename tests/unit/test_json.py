@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brainhands.shared.errors import NotStorable
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.model.json import (
     INSIDE_BYTES,
     INSIDE_DEPTH,
@@ -29,7 +30,6 @@ from brainhands.shared.model.json import (
     storable,
     storable_text,
 )
-from brainhands.shared.runtime.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from brainhands.shared.cli.parts import Part, brain_part, flower_part, hands_part, relay_part
+from brainhands.shared.local.parts import Part, brain_part, flower_part, hands_part, relay_part
 from brainhands.shared.runtime.settings import Addresses
 
 FOUND = Addresses(database_url="postgresql+psycopg://host/shop", redis_url="redis://host/0")

@@ -43,11 +43,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from brainhands.shared.bus.health import OLDEST_REDIS
 from brainhands.shared.errors import BrainhandsError, ServerUnavailable, SettingsError
 from brainhands.shared.runtime.settings import ServerChoice, libpq_url, servers_file
+from brainhands.shared.store.connections import OLDEST_POSTGRES
 
-OLDEST_POSTGRES = 14
-OLDEST_REDIS = (6, 2)
 MAX_CONNECTIONS = 200
 START_SECONDS = 60
 STOP_SECONDS = 30
