@@ -32,11 +32,12 @@ from brainhands.brain.models.provider import OVERFLOW, estimated_usage
 from brainhands.brain.models.reply import REFUSED, Interrupted, ProviderError, Reply
 from brainhands.brain.models.strict import strict
 from brainhands.brain.subagent import MAX_AGENT_CALLS, is_agent
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import ends, inbox
 from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import Incompatible
+from brainhands.shared.model.commit import SubmissionStart
 from brainhands.shared.model.event import (
     ModelError,
     ModelInterrupted,
@@ -89,7 +90,7 @@ def intake_kind() -> Kind:
 
     def admit(draft: Draft, *, task: Task) -> Transition:
         assert task.conversation_id is not None
-        draft.take_next_input(task.conversation_id)
+        inbox.take_next(draft, task.conversation_id)
         return Done()
 
     phase = deciding_phase(lambda run: PhaseResult(partial(admit, task=run.task)))
@@ -185,12 +186,12 @@ def _pin(
         return _stop(draft, task=task, reason=reason, code=budgets.CODE, causes=[task.cause])
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
     if conversation.agent_version != agent.version:
-        draft.pin_agent(conversation, agent.version)
+        draft.write(replace(conversation, agent_version=agent.version))
         payload = SystemPromptSet(agent=agent.name, agent_version=agent.version, instructions=agent.instructions)
         draft.event(payload, causes=causes, task=owned)
     if task.submission_id is not None and task.input["round"] == 1:
-        draft.start_submission(task.submission_id)
-    joined = draft.take_steering(conversation.id) if steered else []
+        draft.write(SubmissionStart(task.submission_id))
+    joined = inbox.take_steering(draft, conversation.id) if steered else []
     causes = [*causes, *(seq for _, seq in joined)]
     model = _first_model(agent, task)
     request = ModelRequest(
@@ -583,7 +584,7 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> PhaseResult:
     )
 
     def close(draft: Draft) -> Transition:
-        draft.hand_on(replace(onward, created_at=draft.now), first_step)
+        draft.hand_on(replace(onward, created_at=draft.now), first_step.decide)
         if conversation.owner_id is not None:
             draft.wait_also(conversation.owner_id, onward.id)
         return Done()

@@ -123,7 +123,7 @@ def _start(
         agent=agent.name,
         agent_version=agent.version,
     )
-    draft.save_conversation(conversation)
+    draft.write(conversation)
     prompt = SystemPromptSet(agent=agent.name, agent_version=agent.version, instructions=agent.instructions)
     draft.event(prompt, causes=[start], task=owned, conversation_id=conversation.id)
     given = TaskGiven(text=call["arguments"]["task"], by=caller)

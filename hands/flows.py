@@ -10,7 +10,7 @@ from typing import Any
 from brainhands.hands.arguments import BadArguments
 from brainhands.hands.flow import Flow, FlowPhase, FlowState, FlowStep, Spawn, TaskResult, Update, run_phase
 from brainhands.hands.outcomes import ToolError
-from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine import approvals, documents, ends
 from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, deciding_phase
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
@@ -230,7 +230,7 @@ def _change(draft: Draft, update: Update) -> None:
             )
         return edge.call(partial(changed.model_dump, mode="json"))
 
-    draft.change_document(kind.kind, kind.kind, kind.schema_version, change)
+    documents.change(draft, kind.kind, kind.kind, kind.schema_version, change)
 
 
 def _spawn(draft: Draft, owner: Task, spawn: Spawn, specs: Mapping[str, ToolSpec]) -> None:

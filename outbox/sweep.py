@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from brainhands.shared.engine import inbox
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import Draft, Origin
 from brainhands.shared.engine.due import judge
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import ServerUnavailable, StaleWrite, Unsettled
 from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import ConversationId, SessionId
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import due, slots, workers
@@ -145,14 +148,14 @@ class Sweep:
             draft = Draft(locked, self._origin, any_format=True)
             for row in candidates:
                 self._judge(draft, sort, row)
-            commit = draft.freeze()
-            return commit if commit.events or commit.changes or commit.new_tasks else None
+            commit = freeze(draft)
+            return commit if commit.tasks or commit.of(Event) else None
 
         return self._writer.apply(session_id, task_ids, fill, skip_locked=True, seconds=2.0)
 
     def _judge(self, draft: Draft, sort: Due, row: Row) -> None:
         if sort is Due.INPUT:
-            draft.take_next_input(ConversationId(row["subject"]))
+            inbox.take_next(draft, ConversationId(row["subject"]))
         elif (task := draft.locked.tasks.get(row["subject"])) is not None:
             judge(draft, task, sort, restart_limit=self._restart_limit, reason=row["reason"])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from brainhands.shared.doors.redact import refuse_erased
-from brainhands.shared.engine import approvals, ends
+from brainhands.shared.engine import approvals, ends, questions
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput
 from brainhands.shared.model.approval import ANSWERS, Answer, Approval, Question
-from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.commit import ApprovalChange, Commit
 from brainhands.shared.model.ids import new_approval_id
 from brainhands.shared.model.json import Json, digest
 from brainhands.shared.model.task import Outcome, Task
@@ -70,12 +71,12 @@ def answer(
             use_by=later(locked.now, before.use_seconds),
         )
         draft = Draft(locked, NOBODY)
-        draft.answer(before, after)
-        return draft.freeze()
+        questions.answer(draft, before, after)
+        return freeze(draft)
 
     commit = writer.apply(asked.session_id, [], fill)
     if commit is not None:
-        return AnswerReceipt(approval=commit.approvals[0].after, accepted=True)
+        return AnswerReceipt(approval=commit.of(ApprovalChange)[0].after, accepted=True)
     stands = reads.approval_of_task(writer.database, asked.id)
     mine = (given, who, comment, arguments, result)
     # A try whose COMMIT lost its reply finds its own answer.
@@ -127,8 +128,8 @@ def report(
         )
         draft = Draft(locked, NOBODY)
         approvals.store_settlement(draft, task, review)
-        commit = draft.freeze()
-        tried.extend(commit.new_approvals)
+        commit = freeze(draft)
+        tried.extend(commit.of(Approval))
         return commit
 
     commit = writer.apply(task.session_id, [], fill)

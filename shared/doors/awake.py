@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from brainhands.shared.engine import inbox
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.due import judge
 from brainhands.shared.engine.writer import Writer
@@ -65,7 +67,7 @@ def awake(writer: Writer, session_id: SessionId, request_id: str, *, restart_lim
             return None
         seq = draft.event(SessionResumed(request_id=request_id, moved=moved), causes=causes)
         receipt = AwakeReceipt(session_id=session_id, request_id=request_id, moved=tuple(moved), seq=seq)
-        return draft.freeze()
+        return freeze(draft)
 
     if writer.apply(session_id, [], fill) is None:
         writer.bell.ring(session_id, hints=True, ended=False)
@@ -118,5 +120,5 @@ def _admit_inputs(draft: Draft, open_tasks: Collection[Task]) -> list[MovedTask]
     """Let conversations with nothing under way take their next input."""
     busy = {task.conversation_id for task in open_tasks if task.kind in (GENERATION, INTAKE)}
     waiting: dict[ConversationId, None] = dict.fromkeys(entry.conversation_id for entry in draft.locked.inputs())
-    made = [draft.take_next_input(each) for each in waiting if each not in busy]
+    made = [inbox.take_next(draft, each) for each in waiting if each not in busy]
     return [MovedTask(task=str(task.id), was=None, done="input_admitted") for task in made if task is not None]

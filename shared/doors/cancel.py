@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import ends, inbox
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import Incompatible
@@ -101,9 +102,9 @@ def _cancel(
         draft = Draft(locked, NOBODY)
         draft.event(wish, causes=())
         for entry in waiting:
-            draft.withdraw(entry, reason="cancelled before it was begun")
+            inbox.withdraw(draft, entry, reason="cancelled before it was begun")
         ends.cancel_trees(draft, wanted, open_tasks)
-        commit = draft.freeze()
+        commit = freeze(draft)
         left = any(draft.task(each).is_open for each in wanted)
         return commit
 

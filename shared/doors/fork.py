@@ -17,6 +17,7 @@ import psycopg
 from brainhands.shared.doors.redact import refuse_erased
 from brainhands.shared.doors.submit import patiently
 from brainhands.shared.engine import ends
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput, RequestConflict, RequestInProgress
@@ -28,7 +29,7 @@ from brainhands.shared.model.session import Session
 from brainhands.shared.model.task import Outcome, Priority, Requirement, Status, Task
 from brainhands.shared.rules.fork import CallFact, left_open
 from brainhands.shared.rules.verify import head_of
-from brainhands.shared.store import commits, forks
+from brainhands.shared.store import commits, forks, writes
 from brainhands.shared.store.database import Transaction
 from brainhands.shared.store.forks import Cut, Past
 from brainhands.shared.store.locked import Locked
@@ -48,7 +49,7 @@ def fork(writer: Writer, session: Session, at: int, request_id: str) -> ForkRece
     cut = forks.cut_of(writer.database, session, at)
     if cut is None:
         raise BadInput(f"the first commit of session {session.id} goes beyond event {at}", "fork at a later event")
-    digest = commits.request_digest(session.tenant, f"fork:{request_id}")
+    digest = writes.request_digest(session.tenant, f"fork:{request_id}")
     if (made := forks.made_by(writer.database, digest)) is not None:
         return _earlier(made, cut, request_id)
     past = forks.past_of(writer.database, cut)
@@ -94,7 +95,7 @@ def _receipt(made: Session, request_id: str) -> ForkReceipt:
 def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
     draft = Draft(Locked(None, replace(new, created_at=now), now, {}), NOBODY, new_session=True)
     main = replace(past.main, id=new_conversation_id(), session_id=new.id, continues=past.main.id)
-    draft.save_conversation(main)
+    draft.write(main)
     payload = SessionForked(forked_from=str(cut.session.id), at=cut.seq, hash=cut.hash.hex())
     draft.event(payload, causes=[cut.seq], conversation_id=main.id)
     left = left_open(past.calls, past.planned, past.planned_at, past.main.id)
@@ -114,8 +115,8 @@ def _forked(new: Session, cut: Cut, past: Past, now: datetime) -> Commit:
             conversation_id = None if task.conversation_id is None else main.id
             draft.add(replace(task, id=new_task_id(), session_id=new.id, conversation_id=conversation_id))
     for document in past.documents:
-        draft.copy_document(document)
-    return draft.freeze()
+        draft.documents[document.name] = (None, replace(document, session_id=new.id))
+    return freeze(draft)
 
 
 def _unknown_call(draft: Draft, fact: CallFact, past_main: ConversationId, main: ConversationId) -> Task:

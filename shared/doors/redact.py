@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
@@ -81,9 +82,9 @@ def redact(
         gone[:] = found
         wanted = [row["seq"] for row in found]
         draft = Draft(locked, NOBODY)
-        draft.redact(_with_copies(locked, found))
+        draft.write(_with_copies(locked, found))
         draft.event(EventsRedacted(seqs=wanted, reason=reason, who=who), causes=wanted)
-        return draft.freeze()
+        return freeze(draft)
 
     writer.apply(session_id, [], fill)
     texts, all_texts = telling_texts(row["payload"] for row in gone)
@@ -110,8 +111,8 @@ def erase(writer: Writer, tenant: str, session_id: SessionId, *, reason: str, wh
         _refuse_with_forks(locked)
         draft = Draft(locked, NOBODY)
         draft.event(SessionErased(through=locked.session.last_seq, reason=reason, who=who), causes=())
-        draft.redact(Redaction(whole=True))
-        return draft.freeze()
+        draft.write(Redaction(whole=True))
+        return freeze(draft)
 
     writer.apply(session_id, [], fill)
     session = _session(writer, tenant, session_id)

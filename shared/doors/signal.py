@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from brainhands.shared.doors.redact import refuse_erased
+from brainhands.shared.engine import signals
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import RequestConflict, Unsettled
-from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.commit import Commit, NewSignal
+from brainhands.shared.model.event import SignalReceived
 from brainhands.shared.model.ids import SessionId, new_signal_id
 from brainhands.shared.model.json import Json, canonical
 from brainhands.shared.model.signal import Signal, SignalReceipt
-from brainhands.shared.store import commits, reads
+from brainhands.shared.store import reads, writes
 from brainhands.shared.store.locked import Locked
 
 
@@ -20,7 +24,7 @@ def send(
     writer: Writer, tenant: str, session_id: SessionId, *, name: str, key: str, payload: Json, request_id: str
 ) -> SignalReceipt:
     """Store a signal once for its request_id. Raises RequestConflict if that was used for another signal."""
-    digest = commits.request_digest(tenant, f"signal:{request_id}")
+    digest = writes.request_digest(tenant, f"signal:{request_id}")
     signal = Signal(
         id=new_signal_id(),
         session_id=session_id,
@@ -34,8 +38,8 @@ def send(
     def fill(locked: Locked) -> Commit:
         refuse_erased(locked.session)
         draft = Draft(locked, NOBODY)
-        draft.send_signal(signal, digest)
-        return draft.freeze()
+        _send(draft, signal, digest)
+        return freeze(draft)
 
     try:
         commit = writer.apply(session_id, [], fill)
@@ -48,7 +52,23 @@ def send(
             raise RequestConflict(request_id) from None
         return _receipt(found, request_id)
     assert commit is not None
-    return _receipt(commit.new_signals[0][0], request_id)
+    return _receipt(commit.of(NewSignal)[0].signal, request_id)
+
+
+def _send(draft: Draft, signal: Signal, digest: bytes) -> None:
+    """Store a signal and let who has waited longest for it go on."""
+    waiter = draft.locked.signal_waiter(signal.name, signal.key)
+    received = SignalReceived(signal=str(signal.id), name=signal.name, key=signal.key, content=signal.payload)
+    stored = replace(
+        signal,
+        seq=draft.event(received, causes=()),
+        sent_at=draft.now,
+        taken_by=None if waiter is None else waiter.id,
+    )
+    draft.write(NewSignal(stored, digest))
+    if waiter is not None:
+        draft.load([waiter])
+        signals.take(draft, waiter, stored)
 
 
 def _content(signal: Signal) -> tuple[SessionId, str, str, str]:

@@ -15,6 +15,8 @@ from typing import TypeVar
 import psycopg
 
 from brainhands.shared.doors.redact import refuse_erased
+from brainhands.shared.engine import inbox
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import (
@@ -26,14 +28,14 @@ from brainhands.shared.errors import (
     UnknownSession,
     Unsettled,
 )
-from brainhands.shared.model.commit import Commit, InboxEntry
+from brainhands.shared.model.commit import Commit, NewInput
 from brainhands.shared.model.event import SessionCreated
 from brainhands.shared.model.ids import new_task_id
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.submission import Receipt, Submission
 from brainhands.shared.rules import chain, first_work
 from brainhands.shared.rules.verify import head_of
-from brainhands.shared.store import commits, reads, rows
+from brainhands.shared.store import commits, reads, rows, writes
 from brainhands.shared.store.database import TRANSIENT, Pause, Transaction
 from brainhands.shared.store.locked import CLOCK, Locked
 
@@ -64,13 +66,13 @@ def accept_into(writer: Writer, submission: Submission) -> Receipt:
     def fill(locked: Locked) -> Commit:
         refuse_erased(locked.session)
         draft = Draft(locked, NOBODY)
-        draft.accept(submission)
+        draft.write(submission)
         conversation, waiting, active = locked.conversation(submission.conversation_id)
         if active or waiting is not None:
-            draft.queue(submission)
+            draft.write(NewInput(submission))
         else:
-            draft.admit(conversation, submission.id, submission.input, submission.priority)
-        return draft.freeze()
+            inbox.admit(draft, conversation, submission.id, submission.input, submission.priority)
+        return freeze(draft)
 
     try:
         commit = writer.apply(submission.session_id, [], fill)
@@ -103,14 +105,14 @@ def accept_within(transaction: Transaction, submission: Submission, *, new: bool
         priority=submission.priority,
         now=clock.first["now"],
     )
-    commits.queue(transaction, InboxEntry(submission=submission, text=submission.input), task)
+    commits.queue(transaction, submission, task)
     return receipt(submission)
 
 
 def find(transaction: Transaction, submission: Submission) -> Submission | None:
     """What an earlier call with this request_id stored. Raises RequestConflict if it had another input."""
     (result,) = transaction.run(
-        reads.SUBMISSION_BY_REQUEST(digest=commits.request_digest(submission.tenant, submission.request_id))
+        reads.SUBMISSION_BY_REQUEST(digest=writes.request_digest(submission.tenant, submission.request_id))
     )
     if result.first is None:
         return None
@@ -184,9 +186,8 @@ def _new_session(submission: Submission, now: datetime) -> Commit:
         agent_version=None,
     )
     draft = Draft(Locked(None, session, now, {}), NOBODY, new_session=True)
-    draft.save_conversation(conversation)
-    draft.accept(submission)
+    draft.write(conversation, submission)
     payload = SessionCreated(agent=submission.agent, tenant=submission.tenant)
     draft.event(payload, causes=(), conversation_id=conversation.id)
-    draft.admit(conversation, submission.id, submission.input, submission.priority)
-    return draft.freeze()
+    inbox.admit(draft, conversation, submission.id, submission.input, submission.priority)
+    return freeze(draft)

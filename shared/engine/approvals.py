@@ -15,11 +15,12 @@ from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import ends, questions
 from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.model.approval import HUMAN, Answer, Approval, Ask, Question
+from brainhands.shared.model.commit import ApprovalChange
 from brainhands.shared.model.event import PolicyDecided, ToolCallSettled
 from brainhands.shared.model.ids import ApprovalId, new_approval_id
 from brainhands.shared.model.json import Json, canonical, digest
@@ -122,7 +123,8 @@ def ask(
         asked_at=draft.now,
         answer_by=later(draft.now, seconds),
     )
-    seq = draft.ask(approval, call, task=draft.task(task.id), causes=causes)
+    draft.write(approval)
+    seq = questions.tell_question(draft, approval, call, task=draft.task(task.id), causes=causes)
     kept = {name: call[name] for name in ("call_id", "arguments", "operation_id", "replay")}
     put = {"call": kept, "approval": str(approval.id), "about": about, "asked_seq": seq}
     return WaitSignal(HUMAN, PHASES[question], seconds, str(approval.id), {**task.checkpoint, **put, **(more or {})})
@@ -133,10 +135,10 @@ def ask_again(draft: Draft, *, task: Task, approval: Approval, reason: str) -> W
     first, by = task.checkpoint.get("about", approval.about), approval.answered_by or "a person"
     about = f"{first}; the other arguments of {by} do not do: {reason[:MAX_ABOUT]}"
     still_open = replace(approval, about=about, edited_arguments=None, answered_by=None, comment=None, use_by=None)
-    draft.change_approval(approval, still_open)
+    draft.write(ApprovalChange(before=approval, after=still_open))
     call = {**task.checkpoint["call"], "tool": approval.tool, "version": approval.version}
     proposed = [task.checkpoint["signal"]["answered_seq"]]
-    seq = draft.tell_question(still_open, call, task=draft.task(task.id), causes=proposed)
+    seq = questions.tell_question(draft, still_open, call, task=draft.task(task.id), causes=proposed)
     seconds = max(0.0, (approval.answer_by - draft.now).total_seconds())
     return WaitSignal(
         HUMAN, PHASES[approval.question], seconds, str(approval.id), {**task.checkpoint, "asked_seq": seq}
@@ -165,9 +167,9 @@ def use(draft: Draft, task: Task, approval: Approval) -> str | None:
     if approval.is_proposed:
         after = replace(after, answer=Answer.APPROVED, answered_at=draft.now)
         proposed = [task.checkpoint["signal"]["answered_seq"]]
-        draft.tell_answer(after, causes=proposed, task=draft.task(task.id))
+        questions.tell_answer(draft, after, causes=proposed, task=draft.task(task.id))
     if after is not approval:
-        draft.change_approval(approval, after)
+        draft.write(ApprovalChange(before=approval, after=after))
     return None if in_time else "not run: the approval was not used in time; it may be asked again"
 
 
@@ -186,7 +188,7 @@ def why_not(approval: Approval) -> str:
 def store_settlement(draft: Draft, ended: Task, found_out: Approval) -> None:
     """What a person found out about a call that had ended as unknown, as a fact of its own."""
     review = replace(found_out, id=new_approval_id(), task_id=ended.id)
-    draft.add_approval(review)
+    draft.write(review)
     payload = ToolCallSettled(
         **ends.call_fields(ended),
         approval=str(review.id),

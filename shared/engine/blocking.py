@@ -6,16 +6,12 @@ and does not try it again, so that old workers do not take turns at it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from brainhands.shared.engine import ends
+from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import Incompatible, OlderWorkers
 from brainhands.shared.model.event import TaskBlocked
 from brainhands.shared.model.task import Status, Task
 from brainhands.shared.rules import compat, moves
-
-if TYPE_CHECKING:
-    from brainhands.shared.engine.draft import Draft
 
 
 def block(draft: Draft, task: Task, problem: Incompatible, *, host: str) -> None:

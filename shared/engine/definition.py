@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
 
+from brainhands.shared.engine.draft import Decide as Decide
+from brainhands.shared.engine.draft import Draft
+from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import Incompatible
 from brainhands.shared.model import edge
 from brainhands.shared.model.json import Json
-from brainhands.shared.model.task import Requirement, Task, Transition
+from brainhands.shared.model.task import Requirement, Task
 from brainhands.shared.model.worker import Offer
-
-if TYPE_CHECKING:
-    from brainhands.shared.engine.draft import Draft
-    from brainhands.shared.engine.run import Run
-
-Decide: TypeAlias = "Callable[[Draft], Transition]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import ends, signals
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.model.event import TaskBlocked, TaskUnblocked
 from brainhands.shared.model.task import Status, Task
@@ -25,7 +25,7 @@ def judge(draft: Draft, task: Task, due: Due, *, restart_limit: int, reason: str
         case Due.READY if _waits_for_tasks(task) and not draft.locked.open_dependencies(task.id):
             draft.end_wait(task)
         case Due.MISS if task.signal_name is not None and task.wake_at is not None and task.wake_at <= draft.now:
-            draft.miss_signal(task)
+            signals.miss(draft, task)
         case Due.COMPLETE if task.status is Status.COMPLETING and not draft.locked.open_children(task.id):
             assert task.outcome is not None
             draft.finish(task, task.outcome, result=task.result, error=task.error)

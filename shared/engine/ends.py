@@ -9,11 +9,12 @@ wins, and so does one that comes from the running phase; nothing new is made und
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from pydantic import ValidationError
 
+from brainhands.shared.engine import inbox, questions
+from brainhands.shared.engine.draft import Draft
 from brainhands.shared.model.event import (
     ModelInterrupted,
     TaskCancelled,
@@ -32,9 +33,6 @@ from brainhands.shared.rules import background, moves, recovery
 from brainhands.shared.rules.first_work import GENERATION
 from brainhands.shared.rules.owners import owned_first, with_owned
 from brainhands.shared.rules.tokens import CHARACTERS_A_TOKEN, MOST_TOKENS, estimate_text
-
-if TYPE_CHECKING:
-    from brainhands.shared.engine.draft import Draft
 
 RETRY_PAUSE_SECONDS = 1.0
 """Wait before a task whose attempt crashed is hinted again, times its attempts."""
@@ -58,7 +56,7 @@ def end_attempt(draft: Draft, task: Task, reason: str, restart_limit: int) -> No
     draft.event(payload, causes=task.causes, task=task)
     draft.change(moves.expire(task))
     if task.phase_attempts > 1:
-        draft.delay_hint(task.id, RETRY_PAUSE_SECONDS * (task.phase_attempts - 1))
+        draft.hint_delays[task.id] = RETRY_PAUSE_SECONDS * (task.phase_attempts - 1)
 
 
 def keep_partial_text(draft: Draft, task: Task, reason: str) -> None:
@@ -98,7 +96,7 @@ def give_up_response(draft: Draft, generation: Task) -> None:
 
 def fail(draft: Draft, task: Task, error: str) -> None:
     """End a task that its own code cannot end, and close what it leaves open."""
-    draft.close_question(task)
+    questions.close(draft, task)
     seq = draft.event(TaskFailed(kind=task.kind, phase=task.phase, error=error), causes=task.causes, task=task)
     if task.kind == GENERATION:
         if background.handle(task):
@@ -120,7 +118,7 @@ def cancel(draft: Draft, task: Task) -> None:
     if background.handle(task) or (task.status is Status.RUNNING and recovery.asked_the_model(task)):
         keep_partial_text(draft, task, "cancelled")
     give_up_response(draft, task)
-    draft.close_question(task)
+    questions.close(draft, task)
     seq = draft.event(TaskCancelled(kind=task.kind, phase=task.phase), causes=task.causes, task=task)
     if recovery.effect_is_unknown(task):
         _leave_unknown(draft, task, "cancelled; its effect may have happened", cause=seq)
@@ -138,7 +136,7 @@ def cancel_trees(draft: Draft, roots: Iterable[TaskId], open_tasks: Mapping[Task
     wanted = with_owned(roots, owners)
     for task_id in owned_first(owners):
         task = draft.task(task_id)
-        if task_id not in wanted or not task.is_open or draft.is_finishing(task_id):
+        if task_id not in wanted or not task.is_open or task_id in draft.finishing:
             continue
         if task.status is Status.COMPLETING or task.cancel_wanted:
             continue
@@ -171,7 +169,7 @@ def end_generation(
 ) -> None:
     """The last generation for an input ends its submission, and those whose input joined it."""
     for submission_id in submissions_of(task):
-        draft.end_submission(submission_id, outcome, causes=causes, task=task, output=output, error=error)
+        inbox.end_submission(draft, submission_id, outcome, causes=causes, task=task, output=output, error=error)
 
 
 def submissions_of(generation: Task) -> list[SubmissionId]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from brainhands.shared.engine import signals
 from brainhands.shared.engine.definition import Kind
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.model.json import Json, clean_inside, storable
@@ -57,7 +58,7 @@ def move(
                 owned, phase=transition.phase, checkpoint=checkpoint, name=name, key=key, until=until
             )
             draft.change(waiting)
-            draft.wait_for_signal(waiting)
+            signals.await_signal(draft, waiting)
         case Done():
             draft.finish(owned, Outcome.SUCCEEDED, result=storable(transition.result))
         case Fail():

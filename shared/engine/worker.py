@@ -16,9 +16,10 @@ from functools import partial
 
 from brainhands.shared.bus.bell import Bell
 from brainhands.shared.engine import blocking, ends, steps
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.company import Company
 from brainhands.shared.engine.definition import DECIDING_SECONDS, Kind, Phase, PhaseResult, Registry
-from brainhands.shared.engine.draft import Draft, Origin
+from brainhands.shared.engine.draft import Decide, Draft, Origin
 from brainhands.shared.engine.keeper import Keeper
 from brainhands.shared.engine.limits import Limits
 from brainhands.shared.engine.run import Run
@@ -150,7 +151,7 @@ class Worker:
                 return None
             draft = Draft(locked, self._origin, any_format=True)
             blocking.block(draft, look.task, problem, host=self.info.host)
-            return draft.freeze()
+            return freeze(draft)
 
         self._writer.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
 
@@ -173,8 +174,8 @@ class Worker:
             draft = Draft(locked, self._origin)
             claimed = self._own(draft, task, phase)
             if step is not None:
-                self._move(draft, claimed, kind, step)
-            return draft.freeze() if self._limits.take(draft, task.id) else None
+                self._move(draft, claimed, kind, step.decide)
+            return freeze(draft) if self._limits.take(draft, task.id) else None
 
         commit = self._writer.apply(look.task.session_id, [look.task.id], fill, seconds=self._lease_seconds)
         if commit is None:
@@ -228,7 +229,7 @@ class Worker:
 
     def _store(self, task: Task, kind: Kind, phase: Phase, run: Run, step: PhaseResult, *, began: float) -> Task | None:
         """Commit what a phase came to, with the least content if the store does not take all of it."""
-        move = partial(self._move, owned=task, kind=kind, step=step, run=run)
+        move = partial(self._move, owned=task, kind=kind, decide=step.decide, run=run)
         try:
             # What a phase did outside must be stored, it asked before it acted; one that only decided can decide again.
             return self._commit(task, move, step, began=began, any_format=not phase.only_decides)
@@ -262,7 +263,7 @@ class Worker:
                 draft = Draft(locked, self._origin)
                 draft.record_step(task, progress=None, deadline=None)
                 ends.cancel(draft, background.with_handle_of(locked.tasks[task.id], unfinished.checkpoint))
-            return draft.freeze()
+            return freeze(draft)
 
         guard = Guard(task_id=task.id, fence=task.fence, step=task.step)
         try:
@@ -280,10 +281,10 @@ class Worker:
             self.keeper.drop(task.id, task.fence)
         return onward
 
-    def _move(self, draft: Draft, owned: Task, kind: Kind, step: PhaseResult, run: Run | None = None) -> None:
+    def _move(self, draft: Draft, owned: Task, kind: Kind, decide: Decide, run: Run | None = None) -> None:
         """Carry out a step, and what it hands on to this worker in the same commit."""
         goes_on = not self.keeper.draining
-        transition = step.decide(draft)
+        transition = decide(draft)
         ends = isinstance(transition, Final) and draft.handed_on is None
         if draft.task(owned.id).cancel_wanted and not ends:
             raise _MustEnd(None if isinstance(transition, Final) else transition.checkpoint)
@@ -299,10 +300,10 @@ class Worker:
             goes_on=goes_on,
         )
         if goes_on and draft.handed_on is not None:
-            onward, first_step = draft.handed_on
+            onward, decide = draft.handed_on
             draft.handed_on = None
             kind = self._registry.kinds[onward.kind, onward.version]
-            self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, first_step)
+            self._move(draft, self._own(draft, onward, kind.phases[onward.phase]), kind, decide)
             if owned.holds_slots and (going_on := draft.running_claim()) is not None:
                 draft.pass_slots_on(owned, going_on)
 
@@ -313,8 +314,7 @@ class Worker:
 
     def _keep(self, commit: Commit) -> Task | None:
         """The task that this commit leaves running here, its lease kept from now on."""
-        tasks = (*commit.new_tasks, *(change.after for change in commit.changes))
-        for task in tasks:
+        for task in (each.after for each in commit.tasks):
             if task.status is Status.RUNNING and task.worker_id == self.info.id and task.lease_until is not None:
                 lease = (task.lease_until - commit.at).total_seconds()
                 self.keeper.hold(task.id, task.fence, until=commit.asked_at + lease)
@@ -341,14 +341,14 @@ class Worker:
             def fill(locked: Locked) -> Commit:
                 draft = Draft(locked, self._origin, any_format=True)
                 left_behind(draft)
-                return draft.freeze()
+                return freeze(draft)
 
             self._writer.apply(task.session_id, [], fill, seconds=self._lease_seconds)
 
 
 def _tell(commit: Commit, task: Task, began: float) -> None:
     """One line for each step of work: where it left its task, and how long it took."""
-    after = next((change.after for change in commit.changes if change.after.id == task.id), task)
+    after = next((each.after for each in commit.tasks if each.after.id == task.id), task)
     log.info(
         "step",
         session=task.session_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from brainhands.shared.bus.bell import Bell
-from brainhands.shared.model.commit import Commit, Guard
+from brainhands.shared.model.commit import Commit, Guard, Hint, SlotsFreed, SubmissionEnd
 from brainhands.shared.model.ids import SessionId, TaskId
 from brainhands.shared.store import commits
 from brainhands.shared.store.database import Database
@@ -37,5 +37,5 @@ class Writer:
         return commit
 
     def ring(self, commit: Commit) -> None:
-        work = bool(commit.pending or commit.slots_freed)
-        self.bell.ring(commit.session.id, hints=work, ended=bool(commit.submissions_ended))
+        work = bool(commit.of(Hint) or commit.of(SlotsFreed))
+        self.bell.ring(commit.session.id, hints=work, ended=bool(commit.of(SubmissionEnd)))

@@ -1,10 +1,15 @@
-"""A commit: the whole write set of one step, stored together or not at all."""
+"""A commit: the whole write set of one step, a list of rows that are stored together or not at all.
+
+What is stored as it is (an event, a document) is its own row here; what changes a row has a class of its own. How each
+class is written, and in which order, stands in shared/store/writes.py.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from typing import TypeAlias, TypeVar
 
 from brainhands.shared.model.approval import Approval
 from brainhands.shared.model.document import StoredDocument
@@ -13,7 +18,7 @@ from brainhands.shared.model.ids import ApprovalId, SignalId, SubmissionId, Task
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.submission import Submission
-from brainhands.shared.model.task import Attempt, Outcome, Status, Task
+from brainhands.shared.model.task import Attempt, Outcome, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +28,13 @@ class Guard:
     task_id: TaskId
     fence: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task that is made."""
+
+    after: Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +76,43 @@ class NewWait:
     fail_fast: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WaitsOver:
+    """Tasks whose waits are settled."""
+
+    waiters: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """The hint row of a task that this commit leaves runnable, due after so many seconds."""
+
+    task: Task
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HintsGone:
+    """Tasks whose hint row goes with this commit."""
+
+    tasks: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsHandedOn:
+    """The slots of a task go over to another one, which goes on with its work."""
+
+    from_task: TaskId
+    to_task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsFreed:
+    """Tasks whose claim ends with this commit, and with it the slots that it took."""
+
+    tasks: tuple[TaskId, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApprovalChange:
     """A question as it was read and as it shall be; stored only if answer and use are still those of `before`."""
@@ -72,22 +121,69 @@ class ApprovalChange:
     after: Approval
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InboxEntry:
+@dataclass(frozen=True, slots=True)
+class NewSignal:
+    """A signal, with the digest of the request that sent it."""
+
+    signal: Signal
+    request_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSignal:
+    """A stored signal goes to a task that waited for it."""
+
+    signal_id: SignalId
+    task_id: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class NewInput:
     """Input put into a conversation's inbox."""
 
     submission: Submission
-    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenInput:
+    """Input that leaves its inbox."""
+
+    submission_id: SubmissionId
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionStart:
+    """The work on a submission begins, if it has not yet."""
+
+    submission_id: SubmissionId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """What model calls used for a submission: what a commit adds to its totals, or the totals."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cost: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionUse:
+    """What a commit adds to the totals of a submission that goes on."""
+
+    submission_id: SubmissionId
+    used: Use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmissionEnd:
-    """The end of a submission; `output_text` is canonical JSON."""
+    """The end of a submission; `output` is canonical JSON."""
 
     submission_id: SubmissionId
     outcome: Outcome
-    output_text: str | None
+    output: str | None
     error: str | None
+    used: Use = Use()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,13 +201,31 @@ class Redaction:
     signals: tuple[SignalId, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubmissionUse:
-    """What model calls used for a submission: what a commit adds to its totals, or the totals."""
-
-    tokens_in: int = 0
-    tokens_out: int = 0
-    cost: Decimal = Decimal(0)
+Write: TypeAlias = (
+    Conversation
+    | Event
+    | StoredDocument
+    | NewAttempt
+    | AttemptStep
+    | NewWait
+    | WaitsOver
+    | Hint
+    | HintsGone
+    | SlotsHandedOn
+    | SlotsFreed
+    | Approval
+    | ApprovalChange
+    | NewSignal
+    | TakenSignal
+    | NewInput
+    | TakenInput
+    | Submission
+    | SubmissionStart
+    | SubmissionUse
+    | SubmissionEnd
+    | Redaction
+)
+Row = TypeVar("Row", bound=Write)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,63 +237,10 @@ class Commit:
     asked_at: float
     """This process's monotonic time before it asked for the lock, so no later than `at`."""
     session: Session
-    new_session: bool = False
-    conversations: tuple[Conversation, ...] = ()
-    events: tuple[Event, ...] = ()
-    documents: tuple[StoredDocument, ...] = ()
-    new_tasks: tuple[Task, ...] = ()
-    changes: tuple[TaskChange, ...] = ()
-    waits: tuple[NewWait, ...] = ()
-    waits_over: tuple[TaskId, ...] = ()
-    """Waiters whose waits are settled."""
-    attempts: tuple[NewAttempt, ...] = ()
-    attempt_steps: tuple[AttemptStep, ...] = ()
-    new_submissions: tuple[Submission, ...] = ()
-    submissions_started: tuple[SubmissionId, ...] = ()
-    submissions_ended: tuple[SubmissionEnd, ...] = ()
-    submissions_used: dict[SubmissionId, SubmissionUse] = field(default_factory=dict)
-    new_approvals: tuple[Approval, ...] = ()
-    approvals: tuple[ApprovalChange, ...] = ()
-    new_signals: tuple[tuple[Signal, bytes], ...] = ()
-    """New signals, each with the digest of its request."""
-    signals_taken: tuple[tuple[SignalId, TaskId], ...] = ()
-    inbox: tuple[InboxEntry, ...] = ()
-    inbox_taken: tuple[SubmissionId, ...] = ()
-    redaction: Redaction | None = None
-    slots_passed_on: tuple[tuple[TaskId, TaskId], ...] = ()
-    """Slots that go over from the first task to the second, which goes on with its work."""
-    hint_delays: dict[TaskId, float] = field(default_factory=dict)
-    """Seconds before a pending task's hint is due, where that is not at once."""
+    new_session: bool
+    tasks: tuple[NewTask | TaskChange, ...]
+    writes: tuple[Write, ...]
 
-    @property
-    def pending(self) -> tuple[Task, ...]:
-        """Tasks that this commit leaves runnable: each gets its hint row."""
-        tasks = (*self.new_tasks, *(change.after for change in self.changes))
-        return tuple(task for task in tasks if task.status is Status.PENDING and task.blocked is None)
-
-    @property
-    def no_longer_pending(self) -> tuple[TaskId, ...]:
-        """Tasks whose hint row goes with this commit."""
-        return tuple(
-            change.after.id
-            for change in self.changes
-            if change.before.status is Status.PENDING
-            and (change.after.status is not Status.PENDING or change.after.blocked is not None)
-        )
-
-    @property
-    def slots_freed(self) -> tuple[TaskId, ...]:
-        """Tasks whose claim ends with this commit, and with it the slots that it took."""
-        passed_on = {from_task for from_task, _ in self.slots_passed_on}
-        return tuple(
-            change.after.id
-            for change in self.changes
-            if change.before.holds_slots and not change.after.holds_slots and change.after.id not in passed_on
-        )
-
-    def task(self, task_id: TaskId) -> Task | None:
-        """The task as this commit leaves it, if the commit touches it."""
-        for task in (*self.new_tasks, *(change.after for change in self.changes)):
-            if task.id == task_id:
-                return task
-        return None
+    def of(self, kind: type[Row]) -> list[Row]:
+        """The rows of a kind."""
+        return [write for write in self.writes if type(write) is kind]

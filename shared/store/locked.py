@@ -26,7 +26,7 @@ from sqlalchemy import cast as sql_cast
 
 from brainhands.shared.errors import UnknownSession
 from brainhands.shared.model.approval import HUMAN, Approval
-from brainhands.shared.model.commit import SubmissionUse
+from brainhands.shared.model.commit import Use
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
 from brainhands.shared.model.session import Conversation, Inbox, Session
@@ -366,10 +366,10 @@ class Locked:
         (result,) = self._open.run(documents.newest(self.session.id, name))
         return documents.read_one(result.rows)
 
-    def submission_use(self, submission_id: SubmissionId) -> SubmissionUse:
+    def submission_use(self, submission_id: SubmissionId) -> Use:
         """What model calls have used for a submission."""
         (result,) = self._open.run(SUBMISSION_USE(submission_id=submission_id))
-        return SubmissionUse() if result.first is None else SubmissionUse(**result.first)
+        return Use() if result.first is None else Use(**result.first)
 
     def context_size(self, conversation_id: ConversationId, cutoff: int) -> tuple[int, int]:
         """About how long a conversation's context is: tokens as last counted, and characters of what came since."""

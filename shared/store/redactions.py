@@ -20,7 +20,7 @@ from sqlalchemy import ARRAY, Integer, Table, Update, Uuid, any_, bindparam, cas
 from sqlalchemy import literal_column as sql
 
 from brainhands.shared.model.commit import Commit, Redaction
-from brainhands.shared.model.event import GONE, REDACTED
+from brainhands.shared.model.event import GONE, REDACTED, Event
 from brainhands.shared.model.ids import SessionId, SignalId, TaskId
 from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.task import Task
@@ -185,13 +185,13 @@ def signals_of(locked: Locked, ids: Iterable[SignalId]) -> list[Signal]:
     return [rows.signal(row) for row in result.rows]
 
 
-def writes(commit: Commit, redaction: Redaction) -> list[list[Call]]:
-    """The writes that take content out of the session of a commit, in groups that touch each row once."""
+def content(redaction: Redaction, commit: Commit) -> list[Call]:
+    """The writes that take content out of the session of a commit, but for outputs that are named."""
     session_id = commit.session.id
     if redaction.whole:
         closed = CLOSE_SESSION(session_id=session_id, at=commit.at).must_touch(1)
-        emptied = ERASE_EVENTS(session_id=session_id, at=commit.at, before=commit.events[0].seq)
-        return [[closed, emptied, *(statement(session_id=session_id) for statement in ERASE)]]
+        emptied = ERASE_EVENTS(session_id=session_id, at=commit.at, before=commit.of(Event)[0].seq)
+        return [closed, emptied, *(statement(session_id=session_id) for statement in ERASE)]
     calls = [
         statement(session_id=session_id, ids=list(ids))
         for statement, ids in (
@@ -207,4 +207,9 @@ def writes(commit: Commit, redaction: Redaction) -> list[list[Call]]:
     if redaction.seqs:
         touched = REDACT_EVENTS(session_id=session_id, seqs=list(redaction.seqs), at=commit.at)
         calls.append(touched.must_touch(len(redaction.seqs)))
-    return [calls, [REDACT_OUTPUTS(session_id=session_id, ids=list(redaction.outputs))]]
+    return calls
+
+
+def outputs(redaction: Redaction, commit: Commit) -> list[Call]:
+    """The writes that take the outputs of submissions out, in rows that may have lost their inputs before."""
+    return [REDACT_OUTPUTS(session_id=commit.session.id, ids=list(redaction.outputs))] if redaction.outputs else []

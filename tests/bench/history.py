@@ -13,8 +13,9 @@ from uuid import UUID
 import psycopg
 
 from brainhands.shared.client import Client
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
-from brainhands.shared.model.commit import Commit, SubmissionEnd
+from brainhands.shared.model.commit import Commit, NewTask, SubmissionEnd
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import SubmissionId, TaskId, new_submission_id, new_task_id
 from brainhands.shared.model.json import canonical
@@ -51,7 +52,7 @@ def long_session(client: Client, database: Database, turns: int) -> UUID:
     while missing := min(turns - 2 - len(accepted), TURNS_A_COMMIT):
         copied = commits.apply(database, receipt.session_id, [], partial(_copies, turn, missing))
         assert copied is not None
-        accepted += copied.new_submissions
+        accepted += copied.of(Submission)
     commits.apply(database, receipt.session_id, [], partial(_end_all, accepted))
     with psycopg.connect(database.url, autocommit=True) as connection:
         connection.execute("VACUUM (ANALYZE)")  # as autovacuum would have done over so many turns
@@ -80,11 +81,13 @@ def _copies(turn: Turn, number: int, view: Locked) -> Commit:
         session, copied = _copy(turn, session)
         copies.append(copied)
     return replace(
-        Draft(view, NOBODY).freeze(),
+        freeze(Draft(view, NOBODY)),
         session=session,
-        events=tuple(event for copied in copies for event in copied.events),
-        new_tasks=tuple(task for copied in copies for task in copied.tasks),
-        new_submissions=tuple(copied.submission for copied in copies),
+        tasks=tuple(NewTask(task) for copied in copies for task in copied.tasks),
+        writes=(
+            *(event for copied in copies for event in copied.events),
+            *(copied.submission for copied in copies),
+        ),
     )
 
 
@@ -155,10 +158,10 @@ def _task(
 
 def _end_all(accepted: Sequence[Submission], view: Locked) -> Commit:
     ends = [
-        SubmissionEnd(submission_id=each.id, outcome=Outcome.SUCCEEDED, output_text=canonical(each.output), error=None)
+        SubmissionEnd(submission_id=each.id, outcome=Outcome.SUCCEEDED, output=canonical(each.output), error=None)
         for each in accepted
     ]
-    return replace(Draft(view, NOBODY).freeze(), submissions_ended=tuple(ends))
+    return replace(freeze(Draft(view, NOBODY)), writes=tuple(ends))
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
+from brainhands.shared.engine import documents
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.task import Done, Task, Transition, Wait
@@ -81,7 +82,7 @@ def fill(stage: Stage) -> None:
     stage.submit("more", session=session_id)
 
     def write_plan(draft: Draft, _task: Task) -> Transition:
-        draft.change_document("plan", "plan", 1, lambda _stored: {})
+        documents.change(draft, "plan", "plan", 1, lambda _stored: {})
         return Done()
 
     stage.advance(stage.add(session_id), decide(write_plan))

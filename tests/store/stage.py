@@ -19,6 +19,7 @@ from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell
 from brainhands.shared.client import Client
 from brainhands.shared.engine import ends
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.definition import Kind, Phase, PhaseResult, Registry, registry
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.run import Run
@@ -156,7 +157,7 @@ class Stage:
         def fill(view: Locked) -> Commit:
             draft = Draft(view, NOBODY)
             change(draft)
-            return draft.freeze()
+            return freeze(draft)
 
         commit = self.writer.apply(session_id, tasks, fill)
         assert commit is not None

@@ -14,12 +14,14 @@ import psycopg
 import pytest
 from sqlalchemy import func, select, text
 
+from brainhands.shared.engine import documents
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import NotStorable, StaleWrite, Unsettled
 from brainhands.shared.model.commit import Commit, Guard, TaskChange
-from brainhands.shared.model.event import ModelInterrupted, TaskPhase, Usage
+from brainhands.shared.model.event import Event, ModelInterrupted, TaskPhase, Usage
 from brainhands.shared.model.ids import SessionId, TaskId, new_task_id
 from brainhands.shared.model.task import Done, Fail, Next, Outcome, Sleep, Status, Task, Transition, Wait
 from brainhands.shared.rules import chain, moves
@@ -55,8 +57,8 @@ def _note(draft: Draft) -> None:
     "breaks",
     [
         lambda draft: draft.event(NOTE, causes=[999]),
-        lambda draft: draft.change_document("plan", "plan", 1, lambda _stored: 1 / 0),
-        lambda draft: draft.change_document("plan", "plan", 1, lambda _stored: object()),
+        lambda draft: documents.change(draft, "plan", "plan", 1, lambda _stored: 1 / 0),
+        lambda draft: documents.change(draft, "plan", "plan", 1, lambda _stored: object()),
         lambda draft: draft.change(moves.wake(play_task(draft, new_task_id()))),
     ],
     ids=["a cause that is later", "a change that raises", "a value that is no JSON", "an illegal move"],
@@ -70,14 +72,14 @@ def test_a_failure_while_a_commit_is_prepared_leaves_nothing_behind(
     def change(draft: Draft) -> None:
         _note(draft)
         draft.add(play_task(draft, new_task_id()))
-        draft.change_document("notes", "notes", 1, lambda _stored: {"n": 1})
+        documents.change(draft, "notes", "notes", 1, lambda _stored: {"n": 1})
         breaks(draft)
 
     with pytest.raises((ValueError, ZeroDivisionError, NotStorable, Unsettled)):
         shared_stage.commit(session_id, change)
 
     assert _everything_of(shared_stage, session_id) == before
-    assert shared_stage.commit(session_id, _note).events[0].seq == 3
+    assert shared_stage.commit(session_id, _note).session.last_seq == 3
 
 
 @pytest.mark.promise("B1", "B5", "C11")
@@ -220,12 +222,12 @@ def test_what_a_commit_decides_on_is_read_after_the_wait_for_the_lock(stage: Sta
     def first(draft: Draft) -> None:
         locked.set()
         assert let_go.wait(30)
-        draft.change_document("count", "count", 1, lambda _stored: 1)
+        documents.change(draft, "count", "count", 1, lambda _stored: 1)
 
     seen: list[Any] = []
 
     def second(draft: Draft) -> None:
-        found = draft.document("count")
+        found = draft.locked.document("count")
         seen.append((None if found is None else found.value, draft.now))
 
     with ThreadPoolExecutor(2) as pool:
@@ -434,7 +436,7 @@ def test_who_lost_the_lease_stores_nothing_but_a_late_result_in_its_own_attempt(
         def change(draft: Draft) -> Transition:
             _note(draft)
             draft.add(play_task(draft, new_task_id(), owner_id=task_id))
-            draft.change_document("mine", "mine", 1, lambda _stored: 1)
+            documents.change(draft, "mine", "mine", 1, lambda _stored: 1)
             return late
 
         return replace(answer(late)(run), decide=change, evidence={"receipt": "r-1"})
@@ -531,7 +533,7 @@ def test_a_write_by_compare_and_set_is_refused_whole_when_its_row_has_moved(shar
         draft = Draft(view, NOBODY)
         _note(draft)
         cancelled = replace(pending, status=Status.DONE, outcome=Outcome.CANCELLED, fence=pending.fence + 1)
-        return replace(draft.freeze(), changes=(TaskChange(before=pending, after=cancelled),))
+        return replace(freeze(draft), tasks=(TaskChange(before=pending, after=cancelled),))
 
     with pytest.raises(Unsettled):
         shared_stage.writer.apply(session_id, [], cancel_what_was_pending)
@@ -601,7 +603,7 @@ def test_an_events_time_is_never_earlier_than_the_one_before_it(shared_stage: St
         session_id,
     )
 
-    event = shared_stage.commit(session_id, _note).events[0]
+    event = shared_stage.commit(session_id, _note).of(Event)[0]
 
     (head,) = shared_stage.sql("SELECT last_at, created_at FROM brainhands.sessions WHERE id = %s", session_id)
     assert event.at == head["last_at"]
@@ -821,8 +823,8 @@ def test_parallel_tasks_that_change_one_document_lose_none_of_each_others_change
         together.wait(timeout=30)
 
         def change(draft: Draft, task: Task) -> Transition:
-            draft.change_document(
-                "mails", "mails", 1, lambda stored: {**(stored.value if stored else {}), str(task.id): "receipt"}
+            documents.change(
+                draft, "mails", "mails", 1, lambda stored: {**(stored.value if stored else {}), str(task.id): "receipt"}
             )
             return Done()
 
@@ -846,12 +848,12 @@ def test_a_document_is_stored_with_its_kind_its_schema_version_and_its_place_in_
 
     def twice(draft: Draft) -> None:
         _note(draft)
-        draft.change_document("rules", "rules_of_the_house", 3, lambda _stored: {"n": 1})
-        draft.change_document("rules", "rules_of_the_house", 3, lambda stored: {"n": (stored.value["n"] + 1)})  # type: ignore[union-attr]
+        documents.change(draft, "rules", "rules_of_the_house", 3, lambda _stored: {"n": 1})
+        documents.change(draft, "rules", "rules_of_the_house", 3, lambda stored: {"n": (stored.value["n"] + 1)})  # type: ignore[union-attr]
 
     shared_stage.commit(session_id, twice)
     shared_stage.commit(
-        session_id, lambda draft: draft.change_document("rules", "rules_of_the_house", 3, lambda _stored: {"n": 9})
+        session_id, lambda draft: documents.change(draft, "rules", "rules_of_the_house", 3, lambda _stored: {"n": 9})
     )
 
     view = shared_stage.client.session(session_id)

@@ -16,6 +16,7 @@ import pytest
 from brainhands.hands.flow import Flow, phase
 from brainhands.hands.flows import flow_kind
 from brainhands.shared.engine.definition import PhaseResult, registry
+from brainhands.shared.engine.documents import change as change_document
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.worker import Worker
 from brainhands.shared.errors import BadInput, Incompatible, UnknownDocument, UnknownSession
@@ -100,7 +101,7 @@ def change(stage: Stage, session_id: SessionId, value: Any, *, name: str = "plan
 
     def write(draft: Draft) -> None:
         draft.event(NOTE, causes=[1])
-        draft.change_document(name, name, schema_version, lambda _stored: value)
+        change_document(draft, name, name, schema_version, lambda _stored: value)
         draft.event(NOTE, causes=[1])
 
     return stage.commit(session_id, write).session.last_seq
@@ -150,7 +151,7 @@ def test_a_commit_that_only_changes_documents_says_so_in_the_log(shared_stage: S
 
     def write(draft: Draft) -> None:
         for name in ("b", "a"):
-            draft.change_document(name, name, 1, lambda _stored: {})
+            change_document(draft, name, name, 1, lambda _stored: {})
 
     commit = shared_stage.commit(session_id, write)
 
@@ -169,7 +170,7 @@ def test_several_changes_in_one_commit_are_one_version(shared_stage: Stage) -> N
 
     def write(draft: Draft) -> None:
         for number in (1, 2):
-            draft.change_document("plan", "plan", 1, add(number))
+            change_document(draft, "plan", "plan", 1, add(number))
 
     shared_stage.commit(session_id, write)
 
@@ -187,7 +188,7 @@ def test_a_change_that_works_on_the_value_it_was_given_is_stored_all_the_same(sh
         stored.value["sent"].append("more")
         return stored.value
 
-    shared_stage.commit(session_id, lambda draft: draft.change_document("plan", "plan", 1, in_place))
+    shared_stage.commit(session_id, lambda draft: change_document(draft, "plan", "plan", 1, in_place))
 
     assert shared_stage.client.document(session_id, "plan").value == {
         **plan_of(3),
@@ -473,7 +474,7 @@ def test_a_documents_change_its_event_and_the_children_are_one_commit_or_nothing
     def step(fails: bool) -> Callable[[Draft, Task], Transition]:
         def fill(draft: Draft, task: Task) -> Transition:
             draft.event(NOTE, causes=[1], task=task)
-            draft.change_document("own_kind", "own_kind", 1, lambda _stored: {"children": 2})
+            change_document(draft, "own_kind", "own_kind", 1, lambda _stored: {"children": 2})
             for _ in range(2):
                 draft.spawn(play_task(draft, new_task_id(), owner_id=task.id))
             if fails:

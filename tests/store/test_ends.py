@@ -12,12 +12,13 @@ from uuid import UUID
 import pytest
 
 from brainhands.shared.cli import show
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import ends, questions
+from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.model.approval import HUMAN, Answer, Approval, Question
-from brainhands.shared.model.commit import Commit
+from brainhands.shared.model.commit import Commit, TaskChange
 from brainhands.shared.model.event import ModelOutput, Usage
 from brainhands.shared.model.ids import ApprovalId, SessionId, TaskId, new_approval_id, new_task_id, new_worker_id
 from brainhands.shared.model.json import MAX_BYTES, SHORTENED_CHARACTERS, Json, canonical, digest
@@ -132,7 +133,8 @@ def ask(draft: Draft, task: Task, value: Json) -> Approval:
         asked_at=draft.now,
         answer_by=draft.now - timedelta(seconds=1),
     )
-    draft.ask(question, {**ends.call_fields(task), "arguments": None}, task=task, causes=[1])
+    draft.write(question)
+    questions.tell_question(draft, question, {**ends.call_fields(task), "arguments": None}, task=task, causes=[1])
     return question
 
 
@@ -489,10 +491,10 @@ def test_who_owns_nothing_reads_again_where_a_row_had_moved(shared_stage: Stage,
         draft = Draft(view, NOBODY)
         task = draft.task(task_id)
         ends.cancel(draft, task)
-        commit = draft.freeze()
+        commit = freeze(draft)
         if len(looks) > stale:
             return commit
-        return replace(commit, changes=tuple(replace(each, before=replace(task, fence=7)) for each in commit.changes))
+        return replace(commit, tasks=(TaskChange(before=replace(task, fence=7), after=draft.task(task_id)),))
 
     assert shared_stage.writer.apply(session_id, [task_id], fill) is not None
 

@@ -13,7 +13,7 @@ import pytest
 from brainhands.brain import prompt
 from brainhands.brain.history import NOT_IN_CONTEXT
 from brainhands.shared.client import Client
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import documents, ends
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import BadInput, RequestConflict, UnknownSession
 from brainhands.shared.model.approval import Answer
@@ -69,7 +69,7 @@ class Story:
 
         def change(draft: Draft) -> None:
             draft.event(PROMPT, causes=[1], conversation_id=main.id)
-            draft.pin_agent(main, 1)
+            draft.write(replace(main, agent_version=1))
 
         return self.commit(change)
 
@@ -136,7 +136,7 @@ class Story:
 
         def change(draft: Draft) -> None:
             for name, value in values.items():
-                draft.change_document(name, name, 1, lambda _stored, value=value: value)  # type: ignore[misc]
+                documents.change(draft, name, name, 1, lambda _stored, value=value: value)  # type: ignore[misc]
             draft.event(PROMPT, causes=(), conversation_id=None)
 
         return self.commit(change)

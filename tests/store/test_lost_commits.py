@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from brainhands.shared.client import Client
-from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
 from brainhands.shared.engine.worker import Worker
@@ -279,7 +278,7 @@ def test_a_task_handed_on_in_the_commit_goes_on_at_once(
 
     def hand_on(draft: Draft, _task: Task) -> Transition:
         _note(draft)
-        draft.hand_on(play_task(draft, onward), PhaseResult(lambda _draft: Next("second")))
+        draft.hand_on(play_task(draft, onward), lambda _draft: Next("second"))
         return Done()
 
     def cut_next(run: Run) -> Any:

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from brainhands.shared.engine import ends
+from brainhands.shared.engine import documents, ends
 from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.engine.run import Run
@@ -367,7 +367,7 @@ def _coming_to(machine: StoreMachine, what: str) -> Act:
         def decide(draft: Draft) -> Transition:
             task = draft.task(run.task.id)
             draft.event(TaskPhase(kind=task.kind, phase=task.phase, next_phase=what, status="running"), causes=[1])
-            draft.change_document("steps", "steps", 1, lambda stored: (0 if stored is None else stored.value) + 1)
+            documents.change(draft, "steps", "steps", 1, lambda stored: (0 if stored is None else stored.value) + 1)
             match what:
                 case "done":
                     return _end(draft, task, Done(machine.value))
@@ -433,7 +433,7 @@ def _handing_on(run: Run) -> PhaseResult:
                 priority=task.priority,
                 now=draft.now,
             )
-            draft.hand_on(onward, PhaseResult(lambda _draft: Next("request")))
+            draft.hand_on(onward, lambda _draft: Next("request"))
         return Done("handed on")
 
     return PhaseResult(decide)

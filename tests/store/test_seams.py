@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from brainhands.shared.engine import approvals, ends
-from brainhands.shared.engine.definition import PhaseResult
 from brainhands.shared.engine.draft import Draft
 from brainhands.shared.errors import BadInput, ErasedSession, StillNeeded
 from brainhands.shared.model.approval import Question
@@ -61,9 +60,7 @@ def test_a_generation_that_ends_in_the_commit_that_hands_on_to_it_lets_the_call_
     stage.advance(call, spawn_and_wait(first))
 
     def hand_on(draft: Draft, _task: Task) -> Transition:
-        draft.hand_on(
-            replace(play_task(draft, onward), owner_id=call), PhaseResult(lambda _draft: Fail("the budget is used up"))
-        )
+        draft.hand_on(replace(play_task(draft, onward), owner_id=call), lambda _draft: Fail("the budget is used up"))
         draft.wait_also(call, onward)
         return Done()
 
@@ -285,9 +282,7 @@ def test_what_agents_tell_each_other_is_named_where_it_is_told_again(stage: Stag
         told["tool_call_start"] = draft.event(
             ToolCallStart(**fields, acts_until=None), causes=[told["reply"]], task=made
         )
-        draft.save_conversation(
-            Conversation(id=inner, session_id=session_id, owner_id=call, agent="scout", agent_version=1)
-        )
+        draft.write(Conversation(id=inner, session_id=session_id, owner_id=call, agent="scout", agent_version=1))
         told["task_given"] = _in(draft, inner, TaskGiven(text="find the heron", by="sample"), made)
         told["model_output"] = _in(draft, inner, output("it is grey"), made)
         told["tool_call_success"] = draft.event(
