@@ -5,19 +5,23 @@
 
 from __future__ import annotations
 
-from brainhands.brain.background import response_cancel_kind
-from brainhands.brain.compaction import compaction_kind
-from brainhands.brain.generation import generation_kind, intake_kind
-from brainhands.brain.loading import agents_in
-from brainhands.brain.models.dialects import NAMES
-from brainhands.brain.subagent import agent_kind, agent_specs
 from brainhands.shared.bus.celery_app import celery_app
 from brainhands.shared.bus.topics import BRAIN_QUEUE, BRAIN_TASK
 from brainhands.shared.engine.definition import registry
 from brainhands.shared.engine.fleet import Fleet, Offering, refusing
 from brainhands.shared.errors import BadDefinition, SettingsError
 from brainhands.shared.model.worker import Offer
+from brainhands.shared.runtime.extras import require
 from brainhands.shared.runtime.settings import addresses, settings
+
+with refusing():
+    require("brain")
+    from brainhands.brain.background import response_cancel_kind
+    from brainhands.brain.compaction import compaction_kind
+    from brainhands.brain.generation import generation_kind, intake_kind
+    from brainhands.brain.loading import agents_in
+    from brainhands.brain.models.dialects import NAMES
+    from brainhands.brain.subagent import agent_kind, agent_specs
 
 
 def load(_pool: str) -> Offering:

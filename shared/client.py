@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -25,9 +25,6 @@ import sqlalchemy
 from sqlalchemy import text
 
 from brainhands.shared import doors
-from brainhands.shared.bus.bell import Bell, SessionBell
-from brainhands.shared.doors.answer import AnswerReceipt
-from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import (
     BadInput,
     ServerUnavailable,
@@ -41,7 +38,7 @@ from brainhands.shared.errors import (
     UnknownSubmission,
     UnknownTask,
 )
-from brainhands.shared.model.approval import Answer, AnswerName, Approval, SettledName
+from brainhands.shared.model.approval import Answer, AnswerName, AnswerReceipt, Approval, SettledName
 from brainhands.shared.model.awake import AwakeReceipt
 from brainhands.shared.model.document import RESERVED, DocumentVersion, StoredDocument
 from brainhands.shared.model.event import Event
@@ -68,6 +65,9 @@ from brainhands.shared.runtime.settings import addresses, settings
 from brainhands.shared.store import derived, documents, past, reads, waiting, wake
 from brainhands.shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 from brainhands.shared.store.wake import NextWake
+
+if TYPE_CHECKING:
+    from brainhands.shared.bus.bell import SessionBell
 
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
 
@@ -115,6 +115,10 @@ class Client:
         redis_url = _address(redis_url, redis_address, "REDIS_URL")
         self._redis_url = redis_url
         self._database = Database(database_url, patience=READ_SECONDS)
+        # What a client works with comes with the first one, so that to import the class is cheap.
+        from brainhands.shared.bus.bell import Bell
+        from brainhands.shared.engine.writer import Writer
+
         self._bell = Bell(redis_url)
         self._known_agents: set[str] = set()
         self._writer = Writer(self._database, self._bell)
@@ -250,7 +254,7 @@ class Client:
         """
         after, found = _seq(after, "after"), self._found(session)
         parts = past.parts(self._database, found)
-        bell = SessionBell(self._redis_url, found.id)
+        bell = self._session_bell(found.id)
         try:
             while True:
                 page = _or_later(partial(reads.event_page, self._database, parts, after)) or []
@@ -269,7 +273,7 @@ class Client:
         """
         end = None if timeout is None else time.monotonic() + _seconds(timeout)
         found = self.submission(submission)
-        bell = SessionBell(self._redis_url, found.session_id, ends=True)
+        bell = self._session_bell(found.session_id, ends=True)
         try:
             while found.status is not SubmissionStatus.DONE:
                 left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
@@ -559,6 +563,11 @@ class Client:
         if found is None or reads.session(self._database, self.tenant, found.session_id) is None:
             raise UnknownTask(task_id)
         return found
+
+    def _session_bell(self, session: SessionId, *, ends: bool = False) -> SessionBell:
+        from brainhands.shared.bus.bell import SessionBell
+
+        return SessionBell(self._redis_url, session, ends=ends)
 
     def _known(self, session: SessionId | UUID | str) -> SessionId:
         return self._found(session).id

@@ -42,6 +42,13 @@ class ServerUnavailable(BrainhandsError):
         self.name = name
 
 
+class MissingExtra(BrainhandsError):
+    """An optional part of brainhands was asked for, and its packages are not installed."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(f"{package} is not installed", f"pip install 'brainhands[{extra}]'")
+
+
 class SchemaNotCurrent(BrainhandsError):
     """The database schema is older than this code."""
 

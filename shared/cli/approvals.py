@@ -12,9 +12,8 @@ from brainhands.shared.cli.door import TENANT, open_client, open_database, who
 from brainhands.shared.cli.terminal import escaped, say, say_json, styled
 from brainhands.shared.cli.timeline import moment
 from brainhands.shared.client import Client
-from brainhands.shared.doors.answer import AnswerReceipt
 from brainhands.shared.model import wire
-from brainhands.shared.model.approval import Answer, AnswerName, Question
+from brainhands.shared.model.approval import Answer, AnswerName, AnswerReceipt, Question
 from brainhands.shared.model.json import Json, canonical, parse
 from brainhands.shared.store import reads
 from brainhands.shared.store.questions import OpenQuestion, with_what_led_there

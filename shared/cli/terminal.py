@@ -15,12 +15,13 @@ import shutil
 import sys
 import unicodedata
 from io import TextIOWrapper
-from typing import TypeAlias
-
-from rich.console import Console, RenderableType
-from rich.text import Text
+from typing import TYPE_CHECKING, TypeAlias
 
 from brainhands.shared.model.json import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
 
 WIDTH = 100
 """Columns where the output is no terminal."""
@@ -56,6 +57,8 @@ def say_json(value: Json) -> None:
 
 def styled(*pieces: Piece) -> Text:
     """One line of these pieces, each escaped; styles are seen on a terminal only."""
+    from rich.text import Text
+
     pairs = [(piece, "") if isinstance(piece, str) else piece for piece in pieces]
     return Text.assemble(*((escaped(text), style) for text, style in pairs))
 
@@ -98,6 +101,8 @@ def _escape_what_is_not_encoded(problem: UnicodeError) -> tuple[str, int]:
 
 def _rendered(what: RenderableType) -> str:
     """As standard output shows it, with colours where that is a terminal; nothing is taken for markup."""
+    from rich.console import Console
+
     console = Console(width=width(), markup=False, highlight=False, emoji=False, soft_wrap=True)
     with console.capture() as rendered:
         console.print(what, end="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from brainhands.shared.doors.redact import refuse_erased
 from brainhands.shared.engine import approvals, ends, questions
@@ -10,7 +10,7 @@ from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import BadInput
-from brainhands.shared.model.approval import ANSWERS, Answer, Approval, Question
+from brainhands.shared.model.approval import ANSWERS, Answer, AnswerReceipt, Approval, Question
 from brainhands.shared.model.commit import ApprovalChange, Commit
 from brainhands.shared.model.ids import new_approval_id
 from brainhands.shared.model.json import Json, digest
@@ -19,18 +19,6 @@ from brainhands.shared.rules import recovery
 from brainhands.shared.rules.times import later
 from brainhands.shared.store import reads
 from brainhands.shared.store.locked import Locked
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerReceipt:
-    """The question as it stands now; `accepted` is False where another answer, or its deadline, came first.
-
-    Other arguments count once the call's worker has validated and judged them. Until then `approval.answer` is pending
-    and `approval.is_proposed` holds; if they do not do, the question is open again, and its `about` says why.
-    """
-
-    approval: Approval
-    accepted: bool
 
 
 def answer(

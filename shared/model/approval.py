@@ -104,3 +104,15 @@ class Approval:
     def holds(self) -> Answer:
         """The answer that counts: the default where nobody gave one."""
         return self.default_answer if self.answer is Answer.EXPIRED else self.answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerReceipt:
+    """The question as it stands now; `accepted` is False where another answer, or its deadline, came first.
+
+    Other arguments count once the call's worker has validated and judged them. Until then `approval.answer` is pending
+    and `approval.is_proposed` holds; if they do not do, the question is open again, and its `about` says why.
+    """
+
+    approval: Approval
+    accepted: bool

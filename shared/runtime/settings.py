@@ -7,10 +7,9 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from brainhands.shared.errors import ServerUnavailable, SettingsError
 from brainhands.shared.model.bounds import MAX_CONCURRENCY, MAX_TRIES
@@ -22,12 +21,10 @@ ServerChoice = Literal["auto", "system", "wheel"]
 MAX_LEASE_SECONDS = 86_400
 
 
-class Settings(BaseSettings):
-    """Everything that the environment decides; an empty variable counts as not set."""
+class Settings(BaseModel):
+    """Everything that the environment decides, by the names of its variables."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, env_ignore_empty=True, validate_by_name=True, validate_by_alias=True, case_sensitive=True
-    )
+    model_config = ConfigDict(frozen=True)
 
     database_url: str | None = Field(
         default=None,
@@ -92,13 +89,13 @@ class Settings(BaseSettings):
         description="How many tasks of one tenant run at a time, over all workers: the same for each of them. "
         "Not set: as many as there is room for.",
     )
-    agents: Annotated[tuple[str, ...], NoDecode] = Field(
+    agents: tuple[str, ...] = Field(
         default=(),
         alias="BRAINHANDS_AGENTS",
         description="Where the agents are that a Brain worker offers: dotted modules, YAML files and folders of these, "
         "separated by commas.",
     )
-    tools: Annotated[tuple[str, ...], NoDecode] = Field(
+    tools: tuple[str, ...] = Field(
         default=(),
         alias="BRAINHANDS_TOOLS",
         description="Modules whose tools and flows a Hands worker offers: dotted names, separated by commas.",
@@ -153,9 +150,12 @@ class Addresses:
 
 @functools.cache
 def settings() -> Settings:
-    """The settings of this process; `settings.cache_clear()` has them read again. Raises SettingsError."""
+    """The settings of this process; an empty variable counts as not set. Raises SettingsError.
+
+    `settings.cache_clear()` has them read again.
+    """
     try:
-        return Settings()
+        return Settings.model_validate({name: value for name, value in os.environ.items() if value})
     except ValidationError as invalid:
         first = invalid.errors(include_url=False)[0]
         raise SettingsError(str(first["loc"][0]), first["msg"].removeprefix("Value error, ")) from None

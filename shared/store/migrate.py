@@ -13,13 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, select, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -28,6 +24,9 @@ from brainhands.shared.runtime.faults import told
 from brainhands.shared.store import connections
 from brainhands.shared.store.database import unavailable
 from brainhands.shared.store.tables import SCHEMA, compatibility, metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 UNRELEASED = re.compile(r"0\d{3}")
 """What revisions were called before the first release, whose stores no code migrates."""
@@ -46,6 +45,9 @@ DENIED = text(
     " WHERE to_regclass(name) IS NOT NULL AND NOT has_table_privilege(name, what) LIMIT 1"
 )
 """What the role may not do with a table of ours."""
+
+HAS_REVISION = text(f"SELECT to_regclass('{SCHEMA}.alembic_version')")
+REVISION = text(f"SELECT version_num FROM {SCHEMA}.alembic_version")
 
 GRANT = "use the role that ran `brainhands migrate`, or GRANT it all on the schema and its tables"
 
@@ -93,15 +95,16 @@ def _upgrade(connection: Connection) -> Upgrade:
     if before is not None and before not in _known():
         _require_old_enough(connection, before)
         return Upgrade(before, before)
+    # Alembic comes with the command line; who only looks at the schema does without.
+    from alembic import command
+
     command.upgrade(config(connection), "head")
     return Upgrade(before, newest())
 
 
 def newest() -> str:
     """The revision this code needs."""
-    head = ScriptDirectory(str(MIGRATIONS)).get_current_head()
-    assert head is not None
-    return head
+    return max(_known())
 
 
 def found(database_url: str) -> str | None:
@@ -124,8 +127,9 @@ def require_current(database_url: str) -> None:
 
 def _found(connection: Connection) -> str | None:
     """The revision of the schema, None where there is none. Raises UnfitDatabase for one that was never released."""
-    context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
-    revision = context.get_current_revision()
+    if connection.execute(HAS_REVISION).scalar_one() is None:
+        return None
+    revision = connection.execute(REVISION).scalar()
     if revision is not None and UNRELEASED.fullmatch(revision):
         raise UnfitDatabase(
             f"the store is of {revision}, a revision that was never released and that no code migrates",
@@ -143,11 +147,13 @@ def _require_old_enough(connection: Connection, revision: str) -> None:
 
 def _known() -> set[str]:
     """All revisions up to this code's newest."""
-    return {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
+    return {script.name.partition("_")[0] for script in (MIGRATIONS / "versions").glob("r*.py")}
 
 
 def config(connection: Connection) -> Config:
     """Alembic's configuration for our scripts on an open connection."""
+    from alembic.config import Config
+
     configuration = Config()
     configuration.set_main_option("script_location", str(MIGRATIONS))
     configuration.attributes["connection"] = connection

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from brainhands.shared.client import Client
 from brainhands.shared.store.database import Database
-from tests.bench import floor, messages, turns
+from tests.bench import floor, imports, messages, turns
 from tests.bench.counts import CLIENT, PARTS, TurnCounts, count_turn, typical
 from tests.bench.history import long_session
 from tests.bench.report import Measured, Run, report, show
@@ -57,6 +57,7 @@ def measure(plan: Plan, console: Console) -> Measured:
             bytes_a_turn=bytes_a_turn,
             earlier_turns=plan.earlier_turns,
             long_turn=long_turn,
+            imports=imports.measured(),
         )
 
 

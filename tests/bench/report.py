@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tests.bench.counts import TurnCounts
 from tests.bench.floor import FloorResult
+from tests.bench.imports import Import
 from tests.bench.turns import HandOff, Turns
 from tests.bench.wire import Counts
 
@@ -35,6 +36,7 @@ class Measured:
     bytes_a_turn: int
     earlier_turns: int
     long_turn: TurnCounts
+    imports: Mapping[str, Import]
 
 
 Report = dict[str, Any]
@@ -64,6 +66,7 @@ def report(measured: Measured) -> Report:
             "parts": {name: asdict(counts) for name, counts in _parts(lone)},
         },
         "long_session": {"earlier_turns": measured.earlier_turns, "fresh": fresh, "long": long},
+        "imports": {name: asdict(cost) for name, cost in measured.imports.items()},
         "ratios": {
             "p50": {n: round(turns[n]["p50_ms"] / floor[n]["p50_ms"], 2) for n in turns},
             "turns_per_s": {n: round(turns[n]["turns_per_s"] / floor[n]["turns_per_s"], 3) for n in turns},
@@ -127,6 +130,8 @@ TARGETS = (
         limit=1.5,
         value=lambda report: max(report["ratios"]["long_session"].values()),
     ),
+    Target(name="seconds to import the client", limit=0.333, value=lambda report: report["imports"]["client"]["cpu_s"]),
+    Target(name="seconds of `brainhands --help`", limit=0.333, value=lambda report: report["imports"]["help"]["cpu_s"]),
 )
 
 

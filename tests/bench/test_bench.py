@@ -91,8 +91,9 @@ def test_a_quick_run_measures_everything_and_writes_it_down(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(written.read_text())
     assert set(figures) == {
-        *("settings", "runs", "floor", "turns", "handoff", "per_turn", "long_session", "ratios"),
+        *("settings", "runs", "floor", "turns", "handoff", "per_turn", "long_session", "imports", "ratios"),
     }
+    assert set(figures["imports"]) == {"client", "help"}
     assert figures["runs"] == 1
     assert figures["settings"]["postgres"]["fsync"] == "on"
     for speed in ("floor", "turns"):

@@ -13,13 +13,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import typer
 
 from brainhands import NotFound, ToolContext
 from brainhands.brain.loading import agents_in
 from brainhands.brain.models.dialects import DIALECTS
 from brainhands.hands.loading import tools_in
-from brainhands.shared.cli.main import commands
+from brainhands.shared.cli.main import COMMANDS, load
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.ids import new_session_id, new_task_id
 from brainhands.shared.model.tool import Replay
@@ -68,11 +67,11 @@ def known_commands() -> dict[str, set[str]]:
     return {
         name: {
             option
-            for parameter in command.params
+            for parameter in load(name).params
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option.startswith("--")
         }
-        for name, command in typer.main.get_group(commands).commands.items()
+        for name in COMMANDS
     }
 
 

@@ -31,7 +31,7 @@ RUN = ("python shop_backend.py", "--agents agents/", "submit packer", "submit ca
 """What is in the shell blocks that are run."""
 
 NOT_RUN = {
-    "pip install .": "the wheel is built and installed here without the network",
+    "pip install '.[all]'": "the wheel is built and installed here without the network",
     "make demo": "it needs the checkout, and is a test of its own",
     "make test": "these are the tests",
     "export DATABASE_URL=postgresql://shop:secret@": "the addresses are those of somebody's production",

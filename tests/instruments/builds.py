@@ -28,7 +28,7 @@ MIGRATION = f'''
 import sqlalchemy as sa
 from alembic import op
 
-revision = "9000"
+revision = "r9000"
 down_revision = "{migrate.newest()}"
 
 
@@ -50,7 +50,7 @@ WRITE_REMARK = f"""
     request = ModelRequest(
 """
 RELEASE = (
-    Edit("brainhands/shared/store/migrations/versions/9000_next.py", None, MIGRATION),
+    Edit("brainhands/shared/store/migrations/versions/r9000_next.py", None, MIGRATION),
     Edit("brainhands/shared/model/event.py", "\nPAYLOADS: dict[", REMARK),
     Edit("brainhands/shared/model/event.py", "        SubmissionDone,\n", "        SubmissionDone,\n        Remark,\n"),
     Edit("brainhands/brain/generation.py", "    ModelRequest,\n", "    ModelRequest,\n    Remark,\n"),

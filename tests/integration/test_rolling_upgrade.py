@@ -97,7 +97,7 @@ def test_old_and_new_workers_run_side_by_side_over_a_migration_and_do_everything
     runs = start_runs(fleet, 4, seconds=0.2, name="before")
     wait_for_results(fleet, 2)
 
-    assert brainhands(fleet, next_build, "migrate") == f"schema 9000: migrated from {migrate.newest()}\n"
+    assert brainhands(fleet, next_build, "migrate") == f"schema r9000: migrated from {migrate.newest()}\n"
     assert "newer than this code, which works with it" in brainhands(fleet, ROOT, "migrate")
     fleet.folder = next_build
     new = [fleet.relay(), fleet.brain(), fleet.hands(slots=2)]

@@ -19,7 +19,7 @@ from brainhands.shared.store import migrate
 from brainhands.shared.store.tables import SCHEMA
 
 FIRST = migrate.newest()
-NEXT = "9000"
+NEXT = "r9000"
 NEXT_REVISION = f"""
 import sqlalchemy as sa
 from alembic import op
@@ -43,7 +43,7 @@ def execute(database_url: str, *statements: str) -> None:
 def older_database_url(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A database for which this code has one more revision."""
     shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
-    (tmp_path / "migrations" / "versions" / "9000_next.py").write_text(NEXT_REVISION)
+    (tmp_path / "migrations" / "versions" / "r9000_next.py").write_text(NEXT_REVISION)
     monkeypatch.setattr(migrate, "MIGRATIONS", tmp_path / "migrations")
     return database_url
 
@@ -51,13 +51,13 @@ def older_database_url(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.fixture
 def newer_database_url(database_url: str) -> str:
     """A database that code of a later revision has migrated, by expanding it."""
-    execute(database_url, "UPDATE brainhands.alembic_version SET version_num = '9000'")
+    execute(database_url, "UPDATE brainhands.alembic_version SET version_num = 'r9000'")
     return database_url
 
 
 def contract(database_url: str) -> None:
     """Let the later revision be one that only code which knows it can work with."""
-    execute(database_url, "UPDATE brainhands.compatibility SET oldest_code = '9000'")
+    execute(database_url, "UPDATE brainhands.compatibility SET oldest_code = 'r9000'")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, database_url: str, *arguments: str) -> object:
@@ -74,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, database_url: str, *arguments: str) -> 
 def test_code_works_on_a_schema_that_was_expanded_after_it_and_leaves_it_as_it_is(newer_database_url: str) -> None:
     migrate.require_current(newer_database_url)
 
-    assert migrate.upgrade(newer_database_url) == migrate.Upgrade("9000", "9000")
+    assert migrate.upgrade(newer_database_url) == migrate.Upgrade("r9000", "r9000")
 
 
 @pytest.mark.promise("K5")
@@ -82,7 +82,7 @@ def test_code_refuses_a_schema_that_was_contracted_after_it(newer_database_url: 
     contract(newer_database_url)
 
     for work in (migrate.require_current, migrate.upgrade):
-        with pytest.raises(CodeTooOld, match=f"works with code of 9000 or newer, this code is of {migrate.newest()}"):
+        with pytest.raises(CodeTooOld, match=f"works with code of r9000 or newer, this code is of {migrate.newest()}"):
             work(newer_database_url)
 
 
@@ -114,7 +114,7 @@ def test_migrate_says_what_it_did(
     older_database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = []
-    for revision in (None, None, "9001"):
+    for revision in (None, None, "r9001"):
         if revision is not None:
             execute(older_database_url, f"UPDATE brainhands.alembic_version SET version_num = '{revision}'")
         assert run(monkeypatch, older_database_url, "migrate") == 0
@@ -123,7 +123,7 @@ def test_migrate_says_what_it_did(
     assert said == [
         f"schema {NEXT}: migrated from {FIRST}\n",
         f"schema {NEXT}: nothing to do\n",
-        "schema 9001: newer than this code, which works with it; nothing to do\n",
+        "schema r9001: newer than this code, which works with it; nothing to do\n",
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_part_that_is_too_old_for_the_schema_says_so_and_ends_with_3(
     )
 
     assert ended.returncode == 3, ended.stderr
-    assert "error: the database schema is at 9000 and works with code of 9000 or newer" in ended.stderr
+    assert "error: the database schema is at r9000 and works with code of r9000 or newer" in ended.stderr
     assert "deploy the newer version here too" in ended.stderr
     assert "Traceback" not in ended.stderr
 
