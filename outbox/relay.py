@@ -38,13 +38,10 @@ PAUSE_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """A queue with the live workers behind it, and what they offer together."""
+    """A queue with the slots of the live workers behind it."""
 
     queue: str
     slots: int
-    offers: tuple[Row, ...]
-    log_format: int
-    """The newest that one of them reads; one who does not read a session's passes its hints on."""
     limits: Limits = turns.NO_LIMITS
 
 
@@ -97,14 +94,12 @@ class Relay:
 
     def _take(self, rooms: Sequence[tuple[Pool, int]]) -> Iterator[tuple[Pool, Sequence[Row]]]:
         """Mark what goes out; only where not all that waits can go out at once is there a choice to make."""
-        quick = self._database.run(
-            *(turns.take_few(pool.offers, room, pool.limits, pool.log_format) for pool, room in rooms)
-        )
+        quick = self._database.run(*(turns.take_few(pool.queue, room, pool.limits) for pool, room in rooms))
         for (pool, room), found in zip(rooms, quick, strict=True):
             taken = [row for row in found.rows if row["task_id"] is not None]
             if not taken and found.rows[0]["waiting"]:
                 place = self._rotation(pool).place(room)
-                (chosen,) = self._database.run(turns.take(pool.offers, room, place, pool.limits, pool.log_format))
+                (chosen,) = self._database.run(turns.take(pool.queue, room, place, pool.limits))
                 taken = chosen.rows
             yield pool, taken
 
@@ -113,8 +108,7 @@ class Relay:
         if time.monotonic() < self._lost_looked_at + LOST_SECONDS:
             return
         self._lost_looked_at = time.monotonic()
-        offers = [offer for pool in pools for offer in pool.offers]
-        (overdue,) = self._database.run(hints.overdue(offers))
+        (overdue,) = self._database.run(hints.overdue())
         if overdue.rows:
             queued = self._publisher.queued([pool.queue for pool in pools])
             missing = {row["task_id"] for row in overdue.rows} - queued
@@ -149,22 +143,13 @@ class Relay:
 
 
 def pools(live: Sequence[Row]) -> list[Pool]:
-    """The pools of live workers, with their slots and offers added up."""
-    queues: dict[str, list[Row]] = {}
+    """The pools of live workers, with their slots added up."""
+    slots: dict[str, int] = {}
     for worker in live:
         if worker["offers"]:
-            queues.setdefault(worker["pool"], []).append(worker)
+            slots[worker["pool"]] = slots.get(worker["pool"], 0) + worker["slots"]
     limits = limits_of(live)
-    return [
-        Pool(
-            queue=queue,
-            slots=sum(worker["slots"] for worker in behind),
-            offers=tuple({str(offer): offer for worker in behind for offer in worker["offers"]}.values()),
-            limits=limits,
-            log_format=max(worker["log_format"] for worker in behind),
-        )
-        for queue, behind in sorted(queues.items())
-    ]
+    return [Pool(queue=queue, slots=count, limits=limits) for queue, count in sorted(slots.items())]
 
 
 def limits_of(live: Sequence[Row]) -> Limits:
@@ -173,5 +158,5 @@ def limits_of(live: Sequence[Row]) -> Limits:
     tenant: int | None = None
     for worker in sorted((each for each in live if each["offers"]), key=itemgetter("started_at")):
         tenant = worker["tenant_concurrency"]
-        names |= {offer["name"]: offer.get("concurrency") for offer in worker["offers"]}
+        names |= {offer["name"]: offer["concurrency"] for offer in worker["offers"]}
     return Limits(names={name: most for name, most in names.items() if most is not None}, tenant=tenant)

@@ -78,7 +78,7 @@ class Sweep:
     def sweep_once(self) -> None:
         """Settle everything that is due now and whose session is free; an error costs the work that met it."""
         self._survive(self._mend)
-        known = due.circumstances(self._database, workers.live(self._database))
+        known = due.circumstances(self._database)
         for sort in Due:
             self._survive(partial(self._settle_sort, sort, known))
 

@@ -18,10 +18,8 @@ from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import MovedTask, SessionResumed
 from brainhands.shared.model.ids import ConversationId, SessionId, TaskId
 from brainhands.shared.model.task import Status, Task
-from brainhands.shared.model.worker import Offer
 from brainhands.shared.rules import moves
 from brainhands.shared.rules.first_work import GENERATION, INTAKE
-from brainhands.shared.store import workers
 from brainhands.shared.store.database import Row
 from brainhands.shared.store.due import NO_WORKER, Due
 from brainhands.shared.store.hints import UNPUBLISHABLE
@@ -46,11 +44,6 @@ DONE = {
 
 def awake(writer: Writer, session_id: SessionId, request_id: str, *, restart_limit: int) -> AwakeReceipt:
     """Move what has stopped or come due in a session, and say what that was; a repeated request gets its receipt."""
-    offers = [
-        Offer(name=offer["name"], low=offer["low"], high=offer["high"])
-        for worker in workers.live(writer.database)
-        for offer in worker["offers"]
-    ]
     receipt = AwakeReceipt(session_id=session_id, request_id=request_id)
 
     def fill(locked: Locked) -> Commit | None:
@@ -61,7 +54,7 @@ def awake(writer: Writer, session_id: SessionId, request_id: str, *, restart_lim
         draft = Draft(locked, NOBODY)
         open_tasks = locked.open_tasks()
         draft.load(open_tasks.values())
-        moved, causes = _move_tasks(draft, list(open_tasks.values()), offers, restart_limit)
+        moved, causes = _move_tasks(draft, list(open_tasks.values()), restart_limit)
         moved += _admit_inputs(draft, open_tasks.values())
         if not moved:
             return None
@@ -79,18 +72,17 @@ def _receipt(session_id: SessionId, resumed: Row) -> AwakeReceipt:
     return AwakeReceipt(session_id=session_id, request_id=said.request_id, moved=tuple(said.moved), seq=resumed["seq"])
 
 
-def _move_tasks(
-    draft: Draft, tasks: Sequence[Task], offers: Sequence[Offer], restart_limit: int
-) -> tuple[list[MovedTask], set[int]]:
+def _move_tasks(draft: Draft, tasks: Sequence[Task], restart_limit: int) -> tuple[list[MovedTask], set[int]]:
     """Carry out what is due of each task; what that was, and the events that the moved tasks answer."""
-    hints = draft.locked.hints([task.id for task in tasks if task.status is Status.PENDING])
+    pending = [task.id for task in tasks if task.status is Status.PENDING]
+    hints, fitted = draft.locked.hints(pending), draft.locked.fitted(pending)
     moved: list[MovedTask] = []
     causes: set[int] = set()
     for task in tasks:
         done = None
         if task.status is Status.PENDING and task.blocked is None:
             done = _mend_hint(draft, task, hints)
-        elif (due := _may_be_due(task, offers)) is not None and judge(draft, task, due, restart_limit=restart_limit):
+        elif (due := _may_be_due(task, fitted)) is not None and judge(draft, task, due, restart_limit=restart_limit):
             done = DONE[due]
         if done is not None:
             moved.append(MovedTask(task=str(task.id), was=task.status, done=done))
@@ -98,11 +90,11 @@ def _move_tasks(
     return moved, causes
 
 
-def _may_be_due(task: Task, offers: Sequence[Offer]) -> Due | None:
+def _may_be_due(task: Task, fitted: Collection[TaskId]) -> Due | None:
     if task.status is not Status.PENDING:
         return Due.MISS if task.signal_name is not None else WHAT_MAY_BE_DUE[task.status]
     assert task.blocked is not None
-    fits = task.blocked.startswith(NO_WORKER) and any(offer.fits(task.requires) for offer in offers)
+    fits = task.blocked.startswith(NO_WORKER) and task.id in fitted
     # Whether its hint can be published now shows when it is tried again.
     return Due.UNBLOCK if fits or task.blocked.startswith(UNPUBLISHABLE) else None
 

@@ -99,10 +99,6 @@ class Registry:
     kinds: Mapping[tuple[str, int], Kind] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
 
-    def fits(self, task: Task) -> bool:
-        """Whether this process offers what the task requires."""
-        return any(offer.fits(task.requires) for offer in self.offers)
-
     def kind(self, task: Task) -> Kind:
         """The kind that runs the task. Raises Incompatible: an agent that is offered says nothing of kinds."""
         kind = self.kinds.get((task.kind, task.version))
@@ -112,7 +108,7 @@ class Registry:
 
     def concurrency(self, task: Task) -> int | None:
         """How many tasks that require what this one does may run at a time; None: no limit."""
-        return next((offer.concurrency for offer in self.offers if offer.fits(task.requires)), None)
+        return next((offer.concurrency for offer in self.offers if offer.name == task.requires.name), None)
 
 
 def registry(kinds: tuple[Kind, ...], offers: tuple[Offer, ...]) -> Registry:

@@ -205,7 +205,7 @@ class Keeper:
             self._wake.clear()
 
     def _say_alive(self) -> None:
-        (result,) = self._database.run(workers.see(self._worker))
+        result, _ = self._database.run(*workers.see(self._worker))
         if result.first is not None and result.first["draining"]:
             self._draining = True
 

@@ -112,11 +112,10 @@ class Worker:
         self._company.leave(task_id)
 
     def _advance(self, task_id: TaskId) -> None:
-        look = reads.look(self.database, task_id)
+        look = reads.look(self.database, task_id, self.info.id)
         if look is None or look.task.status is not Status.PENDING or look.task.blocked is not None:
             return
-        fits = self._registry.fits(look.task) and compat.readable(look.log_format)
-        if not fits or self.info.host in look.task.refused_by:
+        if not look.fits:
             self._put_off(look.task.id, look.log_format)
             return
         if not self._company.admits(look.task, self.database):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brainhands.shared.model.ids import WorkerId
-from brainhands.shared.model.task import Requirement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,11 +16,6 @@ class Offer:
     high: int
     concurrency: int | None = None
     """How many tasks that require `name` run at a time, over all workers and versions; None: no limit."""
-
-    def fits(self, requirement: Requirement) -> bool:
-        if requirement.name != self.name:
-            return False
-        return requirement.version is None or self.low <= requirement.version <= self.high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

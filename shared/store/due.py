@@ -6,7 +6,6 @@ ids, a page at a time: a page full of those that cannot be settled is followed b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -16,10 +15,8 @@ from sqlalchemy import (
     ColumnElement,
     Integer,
     Select,
-    Table,
     Text,
     Uuid,
-    all_,
     and_,
     any_,
     bindparam,
@@ -39,6 +36,7 @@ from brainhands.shared.rules import compat
 from brainhands.shared.rules.compat import UNREAD_LOG, UNREADABLE
 from brainhands.shared.store.database import Call, Database, Row, Statement
 from brainhands.shared.store.hints import PUT_OFF_SECONDS
+from brainhands.shared.store.offers import FITS_TASK, LIVE, SESSION_FORMAT, fits
 from brainhands.shared.store.tables import inbox, outbox, sessions, tasks, waits
 from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 
@@ -104,38 +102,10 @@ _OPEN_WORK_OF_CONVERSATION = (
     )
     .exists()
 )
-_OFFERED = (
-    func.unnest(
-        bindparam("names", type_=ARRAY(Text)),
-        bindparam("lows", type_=ARRAY(Integer)),
-        bindparam("highs", type_=ARRAY(Integer)),
-        bindparam("formats", type_=ARRAY(Integer)),
-        bindparam("hosts", type_=ARRAY(Text)),
-    )
-    .table_valued("name", "low", "high", "log_format", "host", name="offered")
-    .render_derived()
-)
-_SESSION_FORMAT = (
-    select(sessions.c.log_format).where(sessions.c.id == tasks.c.session_id).correlate(tasks).scalar_subquery()
-)
-
-
-def _some_worker(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether a live worker offers what a task or hint requires, and more holds of it."""
-    version = table.c.requires_version
-    offers = and_(
-        _OFFERED.c.name == table.c.requires_name,
-        or_(version.is_(None), version.between(_OFFERED.c.low, _OFFERED.c.high)),
-    )
-    return select(_OFFERED.c.name).where(offers, *conditions).correlate(tasks, outbox).exists()
-
-
-_READS_SESSION = _OFFERED.c.log_format >= _SESSION_FORMAT
-_HAS_NOT_REFUSED = or_(tasks.c.refused_by.is_(None), _OFFERED.c.host != all_(tasks.c.refused_by))
-_FITS = _some_worker(tasks, _READS_SESSION, _HAS_NOT_REFUSED)
-_FITS_HINT = _some_worker(outbox, _OFFERED.c.log_format >= outbox.c.log_format)
+_OF_HINT = (outbox.c.requires_name, outbox.c.requires_version, LIVE)
+_FITS_HINT = fits(*_OF_HINT, log_format=outbox.c.log_format)
 _WHY_NOT = case(
-    (_some_worker(outbox), literal(UNREAD_LOG).op("||")(sql_cast(outbox.c.log_format, Text))),
+    (fits(*_OF_HINT), literal(UNREAD_LOG).op("||")(sql_cast(outbox.c.log_format, Text))),
     else_=null(),
 )
 _LEFT_LYING = and_(outbox.c.created_at < _NOW - _GRACE, outbox.c.not_before < _NOW + _PUT_OFF)
@@ -145,7 +115,7 @@ EXPIRE = _tasks(
     tasks.c.status == "running",
     tasks.c.lease_until < _NOW,
     # What the end of an attempt means depends on phases that who reads only older logs may not know.
-    bindparam("reads", type_=Integer) >= _SESSION_FORMAT,
+    bindparam("reads", type_=Integer) >= SESSION_FORMAT,
 )
 READY = _tasks(tasks.c.status == "waiting", tasks.c.signal_name.is_(None), ~_OPEN_DEPENDENCY)
 MISS = _tasks(tasks.c.status == "waiting", tasks.c.signal_name.is_not(None), tasks.c.wake_at <= _NOW)
@@ -155,12 +125,12 @@ BLOCK = _tasks(
     tasks.c.status == "pending",
     tasks.c.blocked.is_(None),
     _HINTED,
-    or_(outbox.c.parked.is_not(None), _UNFIT, and_(tasks.c.refused_by.is_not(None), _LEFT_LYING, ~_FITS)),
+    or_(outbox.c.parked.is_not(None), _UNFIT, and_(tasks.c.refused_by.is_not(None), _LEFT_LYING, ~FITS_TASK)),
     reason=case((outbox.c.parked.is_not(None), outbox.c.parked), (_UNFIT, _WHY_NOT), else_=literal(UNREADABLE)),
 )
 UNBLOCK = _tasks(
     or_(
-        and_(tasks.c.blocked.startswith(compat.NO_WORKER), _FITS),
+        and_(tasks.c.blocked.startswith(compat.NO_WORKER), FITS_TASK),
         tasks.c.blocked == any_(bindparam("passed", type_=ARRAY(Text))),
     )
 )
@@ -196,7 +166,7 @@ _UNHINTED = (
         tasks.c.priority,
         tasks.c.requires_name,
         tasks.c.requires_version,
-        _SESSION_FORMAT,
+        SESSION_FORMAT,
         _NOW,
     )
     .where(
@@ -225,26 +195,10 @@ ADD_MISSING_HINTS = Statement(
 )
 
 
-def circumstances(database: Database, live: Sequence[Row]) -> Row:
-    """What candidates are judged by: what `live`, the workers that can take tasks, offer and read."""
+def circumstances(database: Database) -> Row:
+    """What candidates are judged by: what can be read here, and the reasons for a block that have passed."""
     (oldest,) = database.run(LOWEST_FORMAT())
-    offers = {
-        (offer["name"], offer["low"], offer["high"], worker["log_format"], worker["host"])
-        for worker in live
-        for offer in worker["offers"]
-    }
-    columns = zip(*offers, strict=True) if offers else ([],) * 5
-    names, lows, highs, formats, hosts = (list(column) for column in columns)
-    passed = compat.passed(lowest_format(oldest))
-    return {
-        "names": names,
-        "lows": lows,
-        "highs": highs,
-        "formats": formats,
-        "hosts": hosts,
-        "passed": passed,
-        "reads": compat.newest_readable(),
-    }
+    return {"passed": compat.passed(lowest_format(oldest)), "reads": compat.newest_readable()}
 
 
 def find(database: Database, due: Due, known: Row, after: UUID = FIRST_PAGE) -> list[Row]:

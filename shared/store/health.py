@@ -27,16 +27,12 @@ from sqlalchemy import (
     ARRAY,
     CTE,
     ColumnElement,
-    Integer,
     Select,
     Text,
-    all_,
     and_,
     case,
-    column,
     exists,
     func,
-    literal,
     literal_column,
     or_,
     select,
@@ -50,11 +46,13 @@ from brainhands.shared.model.task import Requirement
 from brainhands.shared.rules import compat
 from brainhands.shared.store import workers as register
 from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.offers import LIVE, LIVE_SECONDS, fits
 from brainhands.shared.store.slots import TENANT_SLOT
 from brainhands.shared.store.tables import (
     attempts,
     conversations,
     events,
+    offers,
     outbox,
     sessions,
     slots,
@@ -115,7 +113,7 @@ class Part:
 
     @property
     def lives(self) -> bool:
-        return self.unseen_seconds < register.LIVE_SECONDS
+        return self.unseen_seconds < LIVE_SECONDS
 
 
 def parts(database: Database) -> list[Part]:
@@ -131,7 +129,7 @@ def missing_roles(database: Database) -> list[Finding]:
         Finding(
             check="workers",
             subject=role,
-            problem=f"no {role} was seen in the last {register.LIVE_SECONDS} seconds",
+            problem=f"no {role} was seen in the last {LIVE_SECONDS} seconds",
             next_step=f"start one with `brainhands {role}`",
         )
         for role in ROLES
@@ -263,20 +261,8 @@ def _way_out(row: Row, names: Collection[str]) -> str:
     return "read the log of the relay"
 
 
-def _offers() -> CTE:
-    """One row for each offer of a live worker: name, low, high, what it reads, and whether it stands idle."""
-    offer = (
-        func.json_to_recordset(workers.c.offers)
-        .table_valued(
-            column("name", Text),
-            column("low", Integer),
-            column("high", Integer),
-            column("concurrency", Integer),
-            name="offer",
-        )
-        .render_derived(with_types=True)
-    )
-    live = workers.c.seen_at > func.clock_timestamp() - text(f"interval '{register.LIVE_SECONDS} seconds'")
+def _idle() -> CTE:
+    """Live workers that stand idle."""
     running = (
         select(func.count())
         .where(tasks.c.status == "running", tasks.c.worker_id == workers.c.id)
@@ -284,23 +270,8 @@ def _offers() -> CTE:
         .scalar_subquery()
     )
     recent = select(attempts.c.worker_id).where(attempts.c.started_at > _LATE)
-    idle = and_(workers.c.started_at < _LATE, workers.c.slots > running, workers.c.id.not_in(recent))
-    return (
-        select(
-            offer.c.name,
-            offer.c.low,
-            offer.c.high,
-            offer.c.concurrency,
-            workers.c.tenant_concurrency,
-            workers.c.log_format,
-            workers.c.host,
-            idle.label("idle"),
-        )
-        .select_from(workers)
-        .join(offer, literal(True))
-        .where(live, workers.c.draining.is_(False))
-        .cte("offers")
-    )
+    stands = and_(workers.c.started_at < _LATE, workers.c.slots > running, workers.c.id.not_in(recent))
+    return select(workers.c.id).where(LIVE, stands).cte("idle")
 
 
 def _held(name: ColumnElement[str]) -> ColumnElement[int]:
@@ -333,19 +304,18 @@ def _grounded() -> CTE:
 
 
 def _without_mover() -> Select[Any]:
-    offers, grounded = _offers(), _grounded()
-    fits = and_(
-        offers.c.name == outbox.c.requires_name,
-        or_(outbox.c.requires_version.is_(None), outbox.c.requires_version.between(offers.c.low, offers.c.high)),
-        offers.c.log_format >= sessions.c.log_format,
-        or_(tasks.c.refused_by.is_(None), offers.c.host != all_(tasks.c.refused_by)),
-    )
+    idle, grounded = _idle(), _grounded()
+    name, version = outbox.c.requires_name, outbox.c.requires_version
+    more = {"log_format": sessions.c.log_format, "refused_by": tasks.c.refused_by}
     free = and_(
-        or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(outbox.c.requires_name)),
-        or_(offers.c.tenant_concurrency.is_(None), offers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)),
+        or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(name)),
+        or_(
+            workers.c.tenant_concurrency.is_(None), workers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)
+        ),
     )
-    fitting, idle = exists().where(fits), exists().where(fits, offers.c.idle, free)
-    hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~idle)))
+    fitting = fits(name, version, LIVE, **more)
+    left_lying = fits(name, version, workers.c.id.in_(select(idle.c.id)), free, **more)
+    hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~left_lying)))
     moves = case(
         (tasks.c.status == "running", tasks.c.lease_until > _LATE),
         (tasks.c.wake_at.is_not(None), tasks.c.wake_at > _LATE),
@@ -397,8 +367,7 @@ BLOCKED = Statement(
     .order_by(func.count().desc(), tasks.c.requires_name, tasks.c.requires_version, tasks.c.blocked)
     .limit(MOST_CAUSES)
 )
-_OFFER = func.json_to_recordset(workers.c.offers).table_valued(column("name", Text)).render_derived(with_types=True)
-OFFERED = Statement(select(_OFFER.c.name).distinct().select_from(workers).join(_OFFER, literal(True)))
+OFFERED = Statement(select(offers.c.name).distinct())
 _LATELY = func.clock_timestamp() - text(f"interval '{LATELY_MINUTES} minutes'")
 PARTS = Statement(
     select(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ARRAY, Integer, Text, Uuid, any_, bindparam, func, or_, select, text, update
+from sqlalchemy import ARRAY, Integer, Uuid, any_, bindparam, func, select, text, update
 
 from brainhands.shared.model.ids import TaskId
-from brainhands.shared.store.database import Call, Row, Statement
+from brainhands.shared.store.database import Call, Statement
+from brainhands.shared.store.offers import LIVE, fits
 from brainhands.shared.store.tables import outbox
 
 RESEND_SECONDS = 2
@@ -25,32 +26,12 @@ UNPUBLISHABLE = "the hint cannot be published"
 """How the reason of a parked row begins."""
 
 _RESEND = text(f"interval '{RESEND_SECONDS} seconds'")
-OFFERED = (
-    func.unnest(
-        bindparam("names", type_=ARRAY(Text)),
-        bindparam("lows", type_=ARRAY(Integer)),
-        bindparam("highs", type_=ARRAY(Integer)),
-    )
-    .table_valued("name", "low", "high", name="offered")
-    .render_derived()
-)
-OFFER_FITS_HINT = (
-    select(OFFERED.c.name)
-    .where(
-        OFFERED.c.name == outbox.c.requires_name,
-        or_(
-            outbox.c.requires_version.is_(None),
-            outbox.c.requires_version.between(OFFERED.c.low, OFFERED.c.high),
-        ),
-    )
-    .exists()
-)
 OVERDUE = Statement(
     select(outbox.c.task_id)
     .where(
         outbox.c.parked.is_(None),
         outbox.c.published_at < func.clock_timestamp() - _RESEND,
-        OFFER_FITS_HINT,
+        fits(outbox.c.requires_name, outbox.c.requires_version, LIVE),
     )
     .order_by(outbox.c.published_at)
 )
@@ -83,23 +64,14 @@ PUT_OFF = Statement(
 PARK = Statement(update(outbox).where(outbox.c.task_id == bindparam("the_task")).values(parked=bindparam("reason")))
 
 
-def overdue(offers: Sequence[Row]) -> Call:
-    """Finds hints that fit the offers and were sent long enough ago to be lost, if they are in no queue any more."""
-    return OVERDUE(**offered(offers))
+def overdue() -> Call:
+    """Finds hints that fit a live worker and were sent long enough ago to be lost, if they are in no queue any more."""
+    return OVERDUE()
 
 
 def lose(ids: Sequence[TaskId]) -> Call:
     """Lets hints that are lost wait for their turn again; one that somebody has sent since stays as it is."""
     return LOSE(ids=list(ids))
-
-
-def offered(offers: Sequence[Row]) -> dict[str, list[object]]:
-    """The offers as the parameters of statements that look for what fits them."""
-    return {
-        "names": [offer["name"] for offer in offers],
-        "lows": [offer["low"] for offer in offers],
-        "highs": [offer["high"] for offer in offers],
-    }
 
 
 def give_back(ids: Sequence[TaskId]) -> Call:

@@ -34,6 +34,7 @@ from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.task import Attempt, Outcome, Status, Task
 from brainhands.shared.store import documents, rows, slots
 from brainhands.shared.store.database import Call, Result, Row, Statement, Transaction
+from brainhands.shared.store.offers import FITS_TASK
 from brainhands.shared.store.tables import (
     approvals,
     attempts,
@@ -175,6 +176,7 @@ RESUMED = Statement(
     )
 )
 HINTS = Statement(select(outbox.c.task_id, outbox.c.parked).where(outbox.c.task_id == any_(_IDS)))
+FITTED = Statement(select(tasks.c.id).where(tasks.c.id == any_(_IDS), FITS_TASK))
 ACTIVE_GENERATION = Statement(
     select(tasks.c.id).where(
         tasks.c.conversation_id == bindparam("conversation_id"),
@@ -353,6 +355,11 @@ class Locked:
         """The tasks among these that have a hint, with the reason why it is set aside, if it is."""
         (result,) = self._open.run(HINTS(ids=list(ids)))
         return {row["task_id"]: row["parked"] for row in result.rows}
+
+    def fitted(self, ids: Sequence[TaskId]) -> set[TaskId]:
+        """The tasks among these that some live worker can run."""
+        (result,) = self._open.run(FITTED(ids=list(ids)))
+        return {row["id"] for row in result.rows}
 
     def steering(self, conversation_id: ConversationId) -> list[Inbox]:
         """Inputs that shall join the conversation's present work, oldest first."""

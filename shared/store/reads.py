@@ -28,7 +28,7 @@ from sqlalchemy import cast as sql_cast
 from brainhands.shared.model.approval import Approval
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.event import Event
-from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId
+from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId, WorkerId
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.signal import Signal
@@ -36,6 +36,7 @@ from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Task
 from brainhands.shared.store import documents, past, rows
 from brainhands.shared.store.database import Call, Database, Row, Statement
+from brainhands.shared.store.offers import fits
 from brainhands.shared.store.past import LogPart
 from brainhands.shared.store.tables import (
     approvals,
@@ -47,6 +48,7 @@ from brainhands.shared.store.tables import (
     signals,
     submissions,
     tasks,
+    workers,
 )
 
 _EVENT = [column for column in events.c if column.name not in ("payload", "commit_seq")] + [
@@ -57,6 +59,13 @@ LOOK = Statement(
         tasks,
         sessions.c.log_format,
         outbox.c.attempts.label("hints"),
+        fits(
+            tasks.c.requires_name,
+            tasks.c.requires_version,
+            workers.c.id == bindparam("worker_id"),
+            log_format=sessions.c.log_format,
+            refused_by=tasks.c.refused_by,
+        ).label("fits"),
         conversations.c.owner_id.label("conversation_owner"),
         conversations.c.agent,
         conversations.c.agent_version,
@@ -233,19 +242,21 @@ class Look:
     """Whether input waits that shall join the present work of the conversation."""
     log_format: int
     """The session's: who reads only older ones leaves its tasks to others."""
+    fits: bool
+    """Whether the worker that looks can run it; no host tries again what it could not go on with."""
 
 
-def look(database: Database, task_id: TaskId) -> Look | None:
-    """A first look without a lock, to walk away from what cannot be claimed."""
-    (result,) = database.run(LOOK(task_id=task_id))
+def look(database: Database, task_id: TaskId, worker_id: WorkerId) -> Look | None:
+    """A first look without a lock, for a worker to walk away from what it cannot claim."""
+    (result,) = database.run(LOOK(task_id=task_id, worker_id=worker_id))
     if result.first is None:
         return None
     row = dict(result.first)
-    hints, owner, agent, version, continues, steered, log_format = (
+    hints, owner, agent, version, continues, steered, log_format, fitting = (
         row.pop(name)
         for name in (
             *("hints", "conversation_owner", "agent", "agent_version"),
-            *("continues", "steered", "log_format"),
+            *("continues", "steered", "log_format", "fits"),
         )
     )
     task = rows.task(row)
@@ -259,7 +270,7 @@ def look(database: Database, task_id: TaskId) -> Look | None:
             agent_version=version,
             continues=continues,
         )
-    return Look(task=task, conversation=conversation, hints=hints, steered=steered, log_format=log_format)
+    return Look(task=task, conversation=conversation, hints=hints, steered=steered, log_format=log_format, fits=fitting)
 
 
 def conversation(database: Database, conversation_id: ConversationId) -> Conversation:

@@ -400,6 +400,7 @@ outbox = Table(
         "outbox_waiting_idx",
         "requires_name",
         text("coalesce(requires_version, 0)"),
+        "log_format",
         "priority",
         "tenant",
         "session_id",
@@ -427,7 +428,6 @@ workers = Table(
     Column("parent_pid", Integer, nullable=False),
     Column("slots", Integer, nullable=False),
     Column("environment", Text, nullable=False),
-    Column("offers", JSON, nullable=False),
     Column("log_format", Integer, nullable=False),
     Column("draining", Boolean, nullable=False, server_default=text("false")),
     Column("tenant_concurrency", Integer),
@@ -435,6 +435,18 @@ workers = Table(
     Column("seen_at", Time, nullable=False, server_default=func.clock_timestamp()),
     CheckConstraint("slots > 0", name="slots"),
     Index(None, "seen_at"),
+)
+
+offers = Table(
+    "offers",
+    metadata,
+    Column("worker_id", Uuid, ForeignKey(workers.c.id, ondelete="CASCADE"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("low", Integer, nullable=False),
+    Column("high", Integer, nullable=False),
+    Column("concurrency", Integer),
+    PrimaryKeyConstraint("worker_id", "name", "low"),
+    Index(None, "name"),
 )
 
 slots = Table(

@@ -11,19 +11,18 @@ a limit as many as it has free slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Integer, literal_column, text
 
-from brainhands.shared.model.event import LOG_FORMAT
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.model.task import Priority
-from brainhands.shared.store.database import Call, Row, Statement
-from brainhands.shared.store.hints import offered
+from brainhands.shared.store.database import Call, Statement
+from brainhands.shared.store.offers import LIVE, as_text, fits
 from brainhands.shared.store.slots import TENANT_SLOT
-from brainhands.shared.store.tables import SCHEMA
+from brainhands.shared.store.tables import SCHEMA, workers
 
 SESSION_HINTS = 16
 """Hints of one session on their way at a time; commits of a session come one after the other all the same."""
@@ -56,11 +55,10 @@ NO_LIMITS = Limits()
 
 # Written as text: it is one long walk, and reads as one only in the order in which it goes.
 _WAITING = "published_at IS NULL AND parked IS NULL"
-_REQUIREMENT = "requires_name, coalesce(requires_version, 0)"
+_REQUIREMENT = "requires_name, coalesce(requires_version, 0), log_format"
 _OF_LANE = f"""
-    {_WAITING} AND requires_name = f.name AND coalesce(requires_version, 0) = f.version
-    AND outbox.priority = t.priority AND not_before <= statement_timestamp()
-    AND log_format <= CAST(:log_format AS int)"""
+    {_WAITING} AND requires_name = f.name AND coalesce(requires_version, 0) = f.version AND log_format = f.log_format
+    AND outbox.priority = t.priority AND not_before <= statement_timestamp()"""
 _SOME_TENANT = """
     (SELECT h.tenant FROM fitting f, LATERAL (
         SELECT outbox.tenant FROM {schema}.outbox WHERE {of_lane} {after} ORDER BY outbox.tenant LIMIT 1
@@ -72,6 +70,18 @@ _SOME_SESSION = """
      ) h ORDER BY h.session_id LIMIT 1)"""
 
 
+def _fits_pool(name: str, version: str, log_format: str) -> str:
+    return as_text(
+        fits(
+            literal_column(name),
+            literal_column(version, Integer),
+            LIVE,
+            workers.c.pool == literal_column(":pool"),
+            log_format=literal_column(log_format),
+        )
+    )
+
+
 def _some(query: str, after: str) -> str:
     return query.format(schema=SCHEMA, of_lane=_OF_LANE, after=after)
 
@@ -79,9 +89,6 @@ def _some(query: str, after: str) -> str:
 TAKE = Statement(
     text(f"""
 WITH RECURSIVE
-offered AS (
-    SELECT * FROM unnest(CAST(:names AS text[]), CAST(:lows AS int[]), CAST(:highs AS int[])) AS o(name, low, high)
-),
 on_their_way AS MATERIALIZED (
     SELECT requires_name, tenant, session_id, count(*) AS hints FROM {SCHEMA}.outbox
      WHERE published_at IS NOT NULL AND parked IS NULL GROUP BY requires_name, tenant, session_id
@@ -96,18 +103,17 @@ limited AS MATERIALIZED (
 ),
 -- every requirement of which something waits, and of those the ones that can run here
 requirement AS (
-    (SELECT requires_name AS name, coalesce(requires_version, 0) AS version FROM {SCHEMA}.outbox
+    (SELECT requires_name AS name, coalesce(requires_version, 0) AS version, log_format FROM {SCHEMA}.outbox
       WHERE {_WAITING} ORDER BY {_REQUIREMENT} LIMIT 1)
     UNION ALL
-    SELECT n.name, n.version FROM requirement r, LATERAL (
-        SELECT requires_name AS name, coalesce(requires_version, 0) AS version FROM {SCHEMA}.outbox
-         WHERE {_WAITING} AND ({_REQUIREMENT}) > (r.name, r.version) ORDER BY {_REQUIREMENT} LIMIT 1
+    SELECT n.* FROM requirement r, LATERAL (
+        SELECT requires_name AS name, coalesce(requires_version, 0) AS version, log_format FROM {SCHEMA}.outbox
+         WHERE {_WAITING} AND ({_REQUIREMENT}) > (r.name, r.version, r.log_format) ORDER BY {_REQUIREMENT} LIMIT 1
     ) n
 ),
 fitting AS MATERIALIZED (
-    SELECT r.name, r.version FROM requirement r
-     WHERE EXISTS (SELECT FROM offered o
-                    WHERE o.name = r.name AND (r.version = 0 OR r.version BETWEEN o.low AND o.high))
+    SELECT r.name, r.version, r.log_format FROM requirement r
+     WHERE {_fits_pool("r.name", "r.version", "r.log_format")}
        AND NOT EXISTS (SELECT FROM limited l WHERE l.name = r.name AND l.free <= 0)
 ),
 -- round the tenants from the last one on, in each lane, until there are as many with something free as there is room
@@ -215,9 +221,9 @@ RETURNING outbox.task_id, outbox.session_id, outbox.tenant, outbox.priority, out
 TAKE_FEW = Statement(
     text(f"""
 WITH few AS MATERIALIZED (
-    SELECT task_id, tenant, session_id, priority, requires_name, coalesce(requires_version, 0) AS version, not_before
+    SELECT task_id, tenant, session_id, priority, requires_name, requires_version, log_format, not_before
       FROM {SCHEMA}.outbox
-     WHERE {_WAITING} AND not_before <= statement_timestamp() AND log_format <= CAST(:log_format AS int)
+     WHERE {_WAITING} AND not_before <= statement_timestamp()
      LIMIT CAST(:room AS int) + 1
 ),
 known AS (
@@ -232,10 +238,7 @@ under_way AS (
 chosen AS MATERIALIZED (
     SELECT task_id, row_number() OVER (ORDER BY priority, not_before, task_id) AS place FROM few, known, under_way
      WHERE known.waiting <= CAST(:room AS int) AND known.waiting + under_way.hints <= {SESSION_HINTS}
-       AND NOT known.limited AND EXISTS (
-        SELECT FROM unnest(CAST(:names AS text[]), CAST(:lows AS int[]), CAST(:highs AS int[])) AS o(name, low, high)
-         WHERE o.name = few.requires_name AND (few.version = 0 OR few.version BETWEEN o.low AND o.high)
-    )
+       AND NOT known.limited AND {_fits_pool("few.requires_name", "few.requires_version", "few.log_format")}
 ),
 taken AS (
     SELECT task_id FROM {SCHEMA}.outbox
@@ -254,31 +257,20 @@ SELECT marked.*, known.waiting FROM known LEFT JOIN marked ON true
 )
 
 
-def take_few(offers: Sequence[Row], room: int, limits: Limits = NO_LIMITS, log_format: int = LOG_FORMAT) -> Call:
+def take_few(pool: str, room: int, limits: Limits = NO_LIMITS) -> Call:
     """As take, where nobody has to wait for anybody: when all that is due has room, and no limit could apply.
 
     There is always a row, and `waiting` in it; without a `task_id` nothing was taken.
     """
-    return TAKE_FEW(
-        **offered(offers),
-        room=room if limits.tenant is None else 0,
-        limited=list(limits.names),
-        log_format=log_format,
-    )
+    return TAKE_FEW(pool=pool, room=room if limits.tenant is None else 0, limited=list(limits.names))
 
 
-def take(
-    offers: Sequence[Row],
-    room: int,
-    place: Place | None = None,
-    limits: Limits = NO_LIMITS,
-    log_format: int = LOG_FORMAT,
-) -> Call:
-    """Marks up to `room` due hints that fit the offers (name, low, high) as published, and gives them, each with its
-    `place` in the order in which they shall go out; `log_format` is the newest one that the pool reads."""
+def take(pool: str, room: int, place: Place | None = None, limits: Limits = NO_LIMITS) -> Call:
+    """Marks up to `room` due hints that a live worker of the pool fits as published, and gives them, each with its
+    `place` in the order in which they shall go out."""
     place = place or Place()
     return TAKE(
-        **offered(offers),
+        pool=pool,
         room=room,
         lanes=list(Priority),
         tenants=[place.tenants.get(lane, "") for lane in Priority],
@@ -289,5 +281,4 @@ def take(
         limited=list(limits.names),
         limits=list(limits.names.values()),
         tenant_limit=limits.tenant,
-        log_format=log_format,
     )

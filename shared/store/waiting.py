@@ -62,7 +62,7 @@ def reasons(database: Database, submission: Submission) -> list[str]:
         return []
     session = submission.session_id
     opened, asked, limited, live = database.run(
-        OPEN_TASKS(session_id=session), ASKED(session_id=session), LIMITED(session_id=session), workers.LIVE()
+        OPEN_TASKS(session_id=session), ASKED(session_id=session), LIMITED(session_id=session), workers.REGISTERED()
     )
     open_tasks = [rows.task(row) for row in opened.rows]
     own = [task for task in open_tasks if task.submission_id == submission.id]
@@ -92,8 +92,8 @@ def at_work(database: Database, pids: Iterable[int]) -> list[str]:
 
 def strangers(database: Database, agent: str) -> list[str] | None:
     """The agents that Brain workers offered in the last day, where this one is not among them."""
-    (seen,) = database.run(workers.BRAINS())
-    offered = {name.partition(":")[2] for name in _offered(seen.rows) if name.startswith("agent:")}
+    (seen,) = database.run(workers.AGENTS())
+    offered = {str(row["name"]).partition(":")[2] for row in seen.rows}
     return None if agent in offered or not offered else sorted(offered)
 
 

@@ -9,26 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import (
-    ARRAY,
-    Boolean,
-    ColumnElement,
-    FromClause,
-    Text,
-    all_,
-    and_,
-    bindparam,
-    func,
-    or_,
-    select,
-    union_all,
-)
+from sqlalchemy import ColumnElement, Text, and_, bindparam, case, func, literal_column, or_, select, union_all
 
-from brainhands.shared.store import workers
-from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.database import Database, Statement
 from brainhands.shared.store.due import NO_WORKER
-from brainhands.shared.store.hints import OFFERED, offered
-from brainhands.shared.store.tables import outbox, tasks
+from brainhands.shared.store.offers import LIVE, fits
+from brainhands.shared.store.tables import catalogue, offers, outbox, tasks, workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,49 +25,44 @@ class NextWake:
     at: datetime | None
 
 
-def _of_the_pool(table: FromClause) -> ColumnElement[bool]:
-    name, version = table.c.requires_name, table.c.requires_version
-    offers = (
-        select(OFFERED.c.name)
-        .where(OFFERED.c.name == name, or_(version.is_(None), version.between(OFFERED.c.low, OFFERED.c.high)))
-        .exists()
+_POOL = bindparam("pool", type_=Text)
+_OFFERED = select(offers.c.name).join(workers).where(LIVE)
+_AWAKE = _OFFERED.where(workers.c.pool == _POOL).exists()
+
+
+def _of_the_pool(name: ColumnElement[str], version: ColumnElement[int]) -> ColumnElement[bool]:
+    published = select(catalogue.c.name).where(
+        catalogue.c.kind == name,
+        or_(version.is_(None), version == catalogue.c.version),
+        catalogue.c.spec.op("->>")("pool") == _POOL,
     )
     agents = and_(
-        bindparam("any_agent", type_=Boolean),
+        _POOL.startswith(literal_column("'brain.'")),
         name.startswith("agent:"),
-        name != all_(bindparam("elsewhere", type_=ARRAY(Text))),
+        ~_OFFERED.where(offers.c.name == name).correlate_except(offers, workers).exists(),
     )
-    return or_(offers, agents)
+    return case(
+        (_AWAKE, fits(name, version, LIVE, workers.c.pool == _POOL)),
+        else_=or_(published.correlate_except(catalogue).exists(), agents),
+    )
 
 
 _NOW = func.statement_timestamp()
+_OF_POOL = _of_the_pool(tasks.c.requires_name, tasks.c.requires_version)
 _TIMES = union_all(
-    select(outbox.c.not_before.label("at")).where(outbox.c.parked.is_(None), _of_the_pool(outbox)),
-    select(_NOW).where(tasks.c.blocked.startswith(NO_WORKER), _of_the_pool(tasks)),
-    select(tasks.c.wake_at).where(tasks.c.wake_at.is_not(None), _of_the_pool(tasks)),
-    select(tasks.c.lease_until).where(tasks.c.status == "running", _of_the_pool(tasks)),
+    select(outbox.c.not_before.label("at")).where(
+        outbox.c.parked.is_(None), _of_the_pool(outbox.c.requires_name, outbox.c.requires_version)
+    ),
+    select(_NOW).where(tasks.c.blocked.startswith(NO_WORKER), _OF_POOL),
+    select(tasks.c.wake_at).where(tasks.c.wake_at.is_not(None), _OF_POOL),
+    select(tasks.c.lease_until).where(tasks.c.status == "running", _OF_POOL),
 ).subquery("times")
 NEXT = Statement(select(func.min(_TIMES.c.at).label("at"), (func.min(_TIMES.c.at) <= _NOW).label("ready")))
 
 
 def next_wake(database: Database, pool: str) -> NextWake:
     """What is next for a pool: a hint, a wake time or deadline, or the end of a lease."""
-    live = workers.live(database)
-    offers = [offer for worker in live if worker["pool"] == pool for offer in worker["offers"]]
-    elsewhere = [offer["name"] for worker in live if worker["pool"] != pool for offer in worker["offers"]]
-    asleep = not offers
-    if asleep:
-        offers = _published(database, pool)
-    any_agent = asleep and pool.startswith("brain.")
-    (found,) = database.run(NEXT(**offered(offers), any_agent=any_agent, elsewhere=elsewhere))
+    (found,) = database.run(NEXT(pool=pool))
     assert found.first is not None
     ready = bool(found.first["ready"])
     return NextWake(ready=ready, at=None if ready else found.first["at"])
-
-
-def _published(database: Database, pool: str) -> list[Row]:
-    return [
-        {"name": spec.kind, "low": spec.version, "high": spec.version}
-        for spec in workers.read_catalogue(database)
-        if spec.pool == pool
-    ]

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 
-from sqlalchemy import Integer, and_, bindparam, delete, func, or_, select, text, update
+from sqlalchemy import ARRAY, Integer, Text, Uuid, and_, bindparam, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from brainhands.shared.errors import SpecConflict
 from brainhands.shared.model.event import LOG_FORMAT
 from brainhands.shared.model.ids import WorkerId
-from brainhands.shared.model.json import Json, canonical
 from brainhands.shared.model.tool import ToolSpec
 from brainhands.shared.model.worker import WorkerInfo
 from brainhands.shared.store import rows
 from brainhands.shared.store.database import Call, Database, Result, Row, Statement
-from brainhands.shared.store.tables import catalogue, workers
-
-LIVE_SECONDS = 15
-"""A worker not seen for so long is taken for dead: no hint is sent to its pool on its account."""
+from brainhands.shared.store.offers import LIVE, SEEN_LATELY
+from brainhands.shared.store.tables import catalogue, offers, workers
 
 FORGET_SECONDS = 24 * 3600
 
-_SEEN_LATELY = workers.c.seen_at > func.clock_timestamp() - text(f"interval '{LIVE_SECONDS} seconds'")
-_LIVE = and_(_SEEN_LATELY, workers.c.draining.is_(False))
 _INSERT = insert(workers).values(
     {
         name: bindparam(name)
         for name in (
-            *("id", "role", "pool", "host", "pid", "parent_pid", "slots", "environment", "offers", "log_format"),
+            *("id", "role", "pool", "host", "pid", "parent_pid", "slots", "environment", "log_format"),
             "tenant_concurrency",
         )
     }
@@ -40,6 +34,21 @@ SEE = Statement(
         index_elements=["id"], set_={"seen_at": func.clock_timestamp(), "slots": _INSERT.excluded.slots}
     ).returning(workers.c.draining)
 )
+_OFFERED = (
+    func.unnest(
+        bindparam("names", type_=ARRAY(Text)),
+        bindparam("lows", type_=ARRAY(Integer)),
+        bindparam("highs", type_=ARRAY(Integer)),
+        bindparam("concurrencies", type_=ARRAY(Integer)),
+    )
+    .table_valued("name", "low", "high", "concurrency", name="offered")
+    .render_derived()
+)
+OFFER = Statement(
+    insert(offers)
+    .from_select(["worker_id", *_OFFERED.c.keys()], select(bindparam("worker_id", type_=Uuid), *_OFFERED.c))
+    .on_conflict_do_nothing()
+)
 DRAIN = Statement(
     update(workers)
     .where(
@@ -48,10 +57,17 @@ DRAIN = Statement(
     )
     .values(draining=True)
 )
-LOWEST_FORMAT = Statement(select(func.min(workers.c.log_format).label("lowest")).where(_SEEN_LATELY))
+LOWEST_FORMAT = Statement(select(func.min(workers.c.log_format).label("lowest")).where(SEEN_LATELY))
 LEAVE = Statement(delete(workers).where(workers.c.id == bindparam("the_worker")))
-LIVE = Statement(select(workers).where(_LIVE).order_by(workers.c.id))
-BRAINS = Statement(select(workers.c.offers).where(workers.c.role == "brain"))
+_OFFERS = select(func.json_agg(func.to_json(offers.table_valued()))).where(offers.c.worker_id == workers.c.id)
+REGISTERED = Statement(
+    select(workers, func.coalesce(_OFFERS.scalar_subquery(), text("'[]'")).label("offers"))
+    .where(LIVE)
+    .order_by(workers.c.id)
+)
+AGENTS = Statement(
+    select(offers.c.name).distinct().join(workers).where(workers.c.role == "brain", offers.c.name.startswith("agent:"))
+)
 FORGET = Statement(
     delete(workers).where(workers.c.seen_at < func.clock_timestamp() - text(f"interval '{FORGET_SECONDS} seconds'"))
 )
@@ -66,9 +82,10 @@ PUBLISH = Statement(
 CATALOGUE = Statement(select(catalogue.c.spec).order_by(catalogue.c.name, catalogue.c.version))
 
 
-def see(worker: WorkerInfo) -> Call:
-    """Registers the worker or says that it still lives; gives whether it shall drain."""
-    return SEE(
+def see(worker: WorkerInfo) -> tuple[Call, Call]:
+    """Registers the worker with its offers, or says that it still lives; the first gives whether it shall drain."""
+    offered = worker.offers
+    seen = SEE(
         id=worker.id,
         role=worker.role,
         pool=worker.pool,
@@ -77,9 +94,15 @@ def see(worker: WorkerInfo) -> Call:
         parent_pid=worker.parent_pid,
         slots=worker.slots,
         environment=worker.environment,
-        offers=canonical([asdict(offer) for offer in worker.offers]),
         log_format=LOG_FORMAT,
         tenant_concurrency=worker.tenant_concurrency,
+    )
+    return seen, OFFER(
+        worker_id=worker.id,
+        names=[offer.name for offer in offered],
+        lows=[offer.low for offer in offered],
+        highs=[offer.high for offer in offered],
+        concurrencies=[offer.concurrency for offer in offered],
     )
 
 
@@ -89,22 +112,14 @@ def drain(database: Database, host: str) -> None:
 
 
 def leave(worker_id: WorkerId) -> Call:
-    """Takes a worker that stops off the register."""
+    """Takes a worker that stops off the register, and what it offers."""
     return LEAVE(the_worker=worker_id)
 
 
 def live(database: Database) -> list[Row]:
-    """Workers that were seen lately and do not drain: rows of the register, `offers` a list of (name, low, high).
-
-    An offer in a form of other code's is left out: what its worker runs goes on under relays that read it.
-    """
-    (result,) = database.run(LIVE())
-    return [{**row, "offers": [offer for offer in row["offers"] if _is_read(offer)]} for row in result.rows]
-
-
-def _is_read(offer: Json) -> bool:
-    fields = (("name", str), ("low", int), ("high", int), ("concurrency", int | None))
-    return isinstance(offer, dict) and all(isinstance(offer.get(name), kind) for name, kind in fields)
+    """Workers that were seen lately and do not drain: rows of the register, with `offers` as rows of that table."""
+    (result,) = database.run(REGISTERED())
+    return result.rows
 
 
 def lowest_format(result: Result) -> int:

@@ -31,7 +31,6 @@ from brainhands.shared.engine.worker import Worker
 from brainhands.shared.model.submission import Receipt
 from brainhands.shared.model.worker import Offer
 from brainhands.shared.runtime.settings import settings
-from brainhands.shared.store import workers
 from brainhands.shared.store.database import Database
 from tests.bench.system import system
 from tests.sample.agents import echo
@@ -132,8 +131,6 @@ class Turn:
         self._trace = trace
         self._brain = _brain(stage, self._begin_request)
         self._hands = echo_hands(stage)
-        for worker in (self._brain, self._hands):
-            stage.database.run(workers.see(worker.info))
         self._relay = Relay(database, Publisher(redis_url), RelayBell(redis_url), threading.Event())
 
     def play(self, text: str) -> None:

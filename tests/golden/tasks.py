@@ -162,6 +162,7 @@ class Theatre:
             environment="golden",
             offers=offers,
         )
+        self.stage.register(info)
         return Worker(
             info,
             registry(kinds, offers),
@@ -226,7 +227,7 @@ class Theatre:
 
     def _sweep(self) -> None:
         """Sweep while both workers say that they live."""
-        self.stage.database.run(*(workers.see(worker.info) for worker in self._workers))
+        self.stage.database.run(*(call for worker in self._workers for call in workers.see(worker.info)))
         self.stage.sweep.sweep_once()
 
     def _wake(self) -> None:

@@ -226,7 +226,7 @@ def test_a_response_that_no_brain_can_cancel_keeps_no_session_from_being_erased(
     client, stuck = crew.client, script({"fault": "stuck"})
     receipt = crew.send({"calls": [ask(stuck)]})
     crew.go_on(receipt, lambda: at_provider(stuck))
-    crew.sql("UPDATE brainhands.workers SET offers = '[]'")
+    crew.sql("DELETE FROM brainhands.offers")
     client.cancel(submission=receipt.submission_id)
     (telling,) = crew.tasks(receipt, RESPONSE_CANCEL)
     assert client.cancel(task=telling.id).state is CancelState.TOO_LATE

@@ -16,7 +16,7 @@ from brainhands.shared.cli import doctor, main
 from brainhands.shared.model.ids import new_uuid
 from brainhands.shared.store import health
 from brainhands.shared.store.database import Database
-from brainhands.shared.store.tables import attempts, conversations, outbox, sessions, tasks, waits, workers
+from brainhands.shared.store.tables import attempts, conversations, offers, outbox, sessions, tasks, waits, workers
 
 LONG = timedelta(seconds=health.LATE_SECONDS + 30)
 BRIEF = timedelta(seconds=health.LATE_SECONDS - 20)
@@ -94,7 +94,7 @@ class Store:
         self._insert(waits, waiter_id=waiter, dependency_id=dependency, fail_fast=False)
 
     def worker(
-        self, role: str = "hands", *, offers: str = REQUIRED, alive_for: timedelta = LONG, slots: int = 1
+        self, role: str = "hands", *, offering: str = REQUIRED, alive_for: timedelta = LONG, slots: int = 1
     ) -> UUID:
         worker_id = new_uuid()
         self._insert(
@@ -107,10 +107,10 @@ class Store:
             parent_pid=1,
             slots=slots,
             environment="",
-            offers=[{"name": offers, "low": 1, "high": 1}],
             log_format=1,
             started_at=self.now() - alive_for,
         )
+        self._insert(offers, worker_id=worker_id, name=offering, low=1, high=1)
         return worker_id
 
     def claimed(self, worker: UUID, *, ago: timedelta) -> None:
@@ -191,7 +191,7 @@ def test_a_hint_that_a_fitting_worker_leaves_lying_is_overdue(store: Store) -> N
 @pytest.mark.promise("D5")
 @pytest.mark.hazard(10)
 def test_a_hint_that_no_live_worker_fits_is_overdue_unless_the_task_says_so(store: Store) -> None:
-    store.worker(offers="tool:another")
+    store.worker(offering="tool:another")
     store.pending(due_for=LONG)
     store.pending(due_for=LONG, blocked="no live worker offers tool:echo")
     (problem,) = store.stuck()
@@ -236,7 +236,7 @@ def test_a_blocked_task_is_a_finding_with_its_reason(store: Store) -> None:
 
 
 def test_blocked_tasks_are_told_by_cause_with_their_number(store: Store) -> None:
-    store.worker(offers="tool:ecco")
+    store.worker(offering="tool:ecco")
     for _ in range(12):
         store.task("pending", blocked="no live worker offers tool:echo")
     store.task("pending", blocked="no live worker offers tool:other", requires_name="tool:far-away")

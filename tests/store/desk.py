@@ -132,6 +132,7 @@ def worker_of(stage: Stage, role: str, kinds: tuple[Kind, ...], offer: Offer) ->
         environment="test",
         offers=(offer,),
     )
+    stage.register(info)
     return Worker(
         info,
         registry(kinds, (offer,)),

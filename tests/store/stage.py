@@ -51,6 +51,7 @@ NO_REDIS = "redis://127.0.0.1:9/0"
 """Nobody listens there: bells stay silent, and nothing else may depend on them."""
 
 AGENT = "sample"
+POOL = "hands.default"
 PLAY = "play"
 OFFERS = (Offer(name=PLAY, low=1, high=1), Offer(name=f"agent:{AGENT}", low=1, high=1))
 
@@ -84,12 +85,13 @@ class Stage:
         offers: tuple[Offer, ...] = OFFERS,
         database_url: str | None = None,
         tenant_concurrency: int | None = None,
+        pool: str = POOL,
     ) -> Worker:
         """One more live worker, on the store at this address."""
         info = WorkerInfo(
             id=new_worker_id(),
             role="hands",
-            pool="hands.default",
+            pool=pool,
             host="here",
             pid=os.getpid(),
             parent_pid=os.getpid(),
@@ -98,7 +100,7 @@ class Stage:
             offers=offers,
             tenant_concurrency=tenant_concurrency,
         )
-        self.database.run(workers.see(info))
+        self.register(info)
         made = Worker(
             info,
             self.registry(offers),
@@ -110,6 +112,11 @@ class Stage:
         )
         self._workers.append(made)
         return made
+
+    def register(self, info: WorkerInfo) -> None:
+        """Let a worker count as live, however long the test takes."""
+        self.database.run(*workers.see(info))
+        self.sql("UPDATE brainhands.workers SET seen_at = now() + interval '1 hour' WHERE id = %s", info.id)
 
     def registry(self, offers: tuple[Offer, ...] = OFFERS) -> Registry:
         return registry((self.play_kind(), self._generation_kind(), intake_kind()), offers)

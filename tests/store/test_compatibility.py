@@ -20,7 +20,7 @@ from brainhands.shared.model.worker import Offer
 from brainhands.shared.rules import compat
 from brainhands.shared.store import health, turns, workers
 from tests.instruments import invariants
-from tests.store.stage import OFFERS, PLAY, Act, Stage, answer, decide, finish, go_on, play_task
+from tests.store.stage import OFFERS, PLAY, POOL, Act, Stage, answer, decide, finish, go_on, play_task
 
 NEWER = LOG_FORMAT + 1
 
@@ -135,9 +135,12 @@ def test_a_worker_leaves_a_session_of_a_newer_log_format_and_its_hint_to_others(
     (hint,) = stage.sql("SELECT *, not_before > clock_timestamp() AS later FROM brainhands.outbox")
     assert (hint["task_id"], hint["log_format"], hint["later"]) == (task_id, NEWER, True)
     stage.sql("UPDATE brainhands.outbox SET not_before = now() - interval '1 second'")
-    offer = [{"name": PLAY, "low": 1, "high": 1}]
-    (old,), (new,) = (stage.database.run(turns.take(offer, 9, log_format=known)) for known in (LOG_FORMAT, NEWER))
+    (old,) = stage.database.run(turns.take(POOL, 9))
+    elsewhere = stage.worker(pool="hands.newer")
+    read_newer(stage, elsewhere)
+    (new,) = stage.database.run(turns.take("hands.newer", 9))
     assert (len(old.rows), len(new.rows)) == (0, 1)
+    stage.database.run(workers.leave(elsewhere.info.id))
 
     left_lying(stage, task_id)
     stage.sweep.sweep_once()

@@ -431,6 +431,7 @@ def run_flow(
         environment="test",
         offers=(offer,),
     )
+    stage.register(info)
     worker = Worker(
         info,
         registry((kind,), (offer,)),

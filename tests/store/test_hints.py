@@ -14,20 +14,18 @@ from brainhands.shared.model.task import Status
 from brainhands.shared.model.worker import Offer
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import hints, turns, workers
-from tests.store.stage import PLAY, Stage, finish, nap, play_task
-
-OFFERS = [{"name": PLAY, "low": 1, "high": 1}]
+from tests.store.stage import PLAY, POOL, Stage, finish, nap, play_task
 
 
-def take(stage: Stage, room: int = 1000, offers: Any = OFFERS) -> set[TaskId]:
+def take(stage: Stage, room: int = 1000, pool: str = POOL) -> set[TaskId]:
     """What a relay's pass takes."""
-    (taken,) = stage.database.run(turns.take(offers, room))
+    (taken,) = stage.database.run(turns.take(pool, room))
     return {row["task_id"] for row in taken.rows}
 
 
 def overdue(stage: Stage) -> set[TaskId]:
     """What a relay looks for in the queues."""
-    (found,) = stage.database.run(hints.overdue(OFFERS))
+    (found,) = stage.database.run(hints.overdue())
     return {row["task_id"] for row in found.rows}
 
 
@@ -138,7 +136,7 @@ def test_relays_at_the_same_time_take_each_hint_once(stage: Stage) -> None:
     with ThreadPoolExecutor(4) as pool:
         taken = [task_id for mine in pool.map(drain, range(4)) for task_id in mine]
 
-    assert len(taken) == len(set(taken)) == 60
+    assert len(taken) == len(set(taken)) == 66, "ten of each session, and its generation"
 
 
 @pytest.mark.promise("H7")
@@ -146,10 +144,17 @@ def test_a_hint_goes_only_where_its_version_is_offered(stage: Stage) -> None:
     session_id, _ = stage.session()
     task_id = stage.add(session_id)
 
-    assert task_id not in take(stage, offers=[{"name": PLAY, "low": 2, "high": 9}])
-    assert task_id not in take(stage, offers=[{"name": "other", "low": 1, "high": 1}])
-    assert task_id not in take(stage, offers=[])
-    assert task_id in take(stage, offers=[{"name": "other", "low": 1, "high": 1}, {"name": PLAY, "low": 0, "high": 3}])
+    other = Offer(name="other", low=1, high=1)
+    pools = {
+        "hands.newer": (Offer(name=PLAY, low=2, high=9),),
+        "hands.other": (other,),
+        "hands.none": (),
+        "hands.both": (other, Offer(name=PLAY, low=0, high=3)),
+    }
+    for pool, offers in pools.items():
+        stage.worker(pool=pool, offers=offers)
+
+    assert [pool for pool in pools if task_id in take(stage, pool=pool)] == ["hands.both"]
 
 
 @pytest.mark.promise("H3")

@@ -43,7 +43,7 @@ from brainhands.shared.store import attempts, health, turns, workers
 from tests.conftest import migrated, new_database
 from tests.instruments.invariants import check, violations
 from tests.store.extremes import BEYOND, LONGEST_NAME, VALUES
-from tests.store.stage import OFFERS, PLAY, Act, Gone, Stage, play_task
+from tests.store.stage import OFFERS, PLAY, POOL, Act, Gone, Stage, play_task
 
 PATIENCE = 30.0
 LIMITED_OFFERS = tuple(replace(offer, concurrency=1) for offer in OFFERS)
@@ -197,8 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
             case ("time", _, _):
                 self._time_passes()
             case ("relay", _, _):
-                offers = [{"name": offer.name, "low": offer.low, "high": offer.high} for offer in OFFERS]
-                self.stage.database.run(turns.take(offers, 3))
+                self.stage.database.run(turns.take(POOL, 3))
             case _:
                 self.sweep()
 
@@ -344,7 +343,7 @@ class StoreMachine(RuleBasedStateMachine):
         return [row["id"] for row in rows]
 
     def _all_workers_live(self) -> None:
-        self.stage.database.run(*(workers.see(worker.info) for worker in self.workers))
+        self.stage.database.run(*(call for worker in self.workers for call in workers.see(worker.info)))
 
     def _order(self, actor: Actor, act: Act) -> None:
         ran, before = actor.ran(), self.stage.task(actor.task_id)

@@ -45,7 +45,7 @@ VALUES: dict[str, object] = {
     **dict.fromkeys(("tokens_in", "tokens_out", "cost", "used_tokens_in", "used_tokens_out", "used_cost"), 1),
     **dict.fromkeys(("last_hash", "digest"), b"0"),
     **dict.fromkeys(("progress", "shown", "reason", "status_before", "status", "phase", "error"), "text"),
-    **dict.fromkeys(("tenant", "name", "outcome", "blocked", "text", "request_id"), "text"),
+    **dict.fromkeys(("tenant", "name", "pool", "outcome", "blocked", "text", "request_id"), "text"),
     **dict.fromkeys(("checkpoint", "result", "output"), "null"),
     **dict.fromkeys(("last_at", "phase_deadline", "lease_until", "deadline", "wake_at"), None),
     **dict.fromkeys(("answered_at", "use_by", "used_at", "at"), None),

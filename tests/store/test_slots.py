@@ -273,7 +273,7 @@ def test_a_slot_that_an_older_worker_left_behind_is_free_again_after_a_while_and
 @pytest.mark.promise("D5")
 def test_a_hint_that_waits_for_a_slot_is_no_finding_and_one_that_waits_for_an_idle_worker_is(stage: Stage) -> None:
     running, waiting = stage.add(stage.session()[0]), stage.add(stage.session()[0])
-    stage.sql("UPDATE brainhands.workers SET offers = '[]'")
+    stage.sql("DELETE FROM brainhands.offers")
     worker = limited(stage, 1)
     run_and_die(stage, running, worker)
     long_ago = "clock_timestamp() - interval '1 hour'"

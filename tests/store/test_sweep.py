@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from uuid import UUID
 
 import pytest
 
-from brainhands.outbox.relay import pools
 from brainhands.outbox.sweep import Sweep
 from brainhands.shared.bus.bell import Bell
 from brainhands.shared.engine.draft import NOBODY, Draft
@@ -21,7 +18,7 @@ from brainhands.shared.errors import StaleWrite
 from brainhands.shared.model.event import LOG_FORMAT
 from brainhands.shared.model.ids import SessionId, TaskId
 from brainhands.shared.model.task import Sleep
-from brainhands.shared.store import due, workers
+from brainhands.shared.store import due
 from brainhands.shared.store.database import Row
 from brainhands.shared.store.due import Due
 from tests.store.stage import AGENT, NO_REDIS, PLAY, Stage, answer
@@ -111,7 +108,7 @@ def unanswered_input(stage: Stage) -> SessionId:
 
 def still_due(stage: Stage) -> set[SessionId]:
     """The sessions of all candidates that the sweep would find now."""
-    known = due.circumstances(stage.database, workers.live(stage.database))
+    known = due.circumstances(stage.database)
     found = set()
     for sort in Due:
         place = due.FIRST_PAGE
@@ -218,7 +215,7 @@ def asleep(stage: Stage) -> TaskId:
     return task_id
 
 
-RENAMED = ["tasks", "workers", "outbox", "sessions", "waits", "inbox", "slots"]
+RENAMED = ["tasks", "workers", "offers", "outbox", "sessions", "waits", "inbox", "slots"]
 
 
 @pytest.mark.promise("H13", "D5")
@@ -236,26 +233,3 @@ def test_a_sweep_outlives_a_table_that_is_gone_for_a_while(
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert any(record.exc_info for record in caplog.records)
-
-
-@pytest.mark.promise("H13", "D5")
-@pytest.mark.parametrize(
-    "offers",
-    [
-        [{"name": "tool:x", "from": 1, "to": 2}],
-        [{"name": "tool:x", "low": "1", "high": 2}],
-        [{"name": "tool:x", "low": 1, "high": 2, "concurrency": "many"}],
-        ["tool:x"],
-        [None],
-    ],
-    ids=str,
-)
-def test_an_offer_in_a_form_of_newer_code_is_left_out_and_stops_nothing(stage: Stage, offers: list[Any]) -> None:
-    newer = stage.worker()
-    stage.sql("UPDATE brainhands.workers SET offers = %s::json WHERE id = %s", json.dumps(offers), newer.info.id)
-    task_id = asleep(stage)
-
-    stage.sweep.sweep_once()
-
-    assert stage.status(task_id) == "pending"
-    assert [pool.queue for pool in pools(workers.live(stage.database))] == ["hands.default"]

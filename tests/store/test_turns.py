@@ -15,12 +15,11 @@ from brainhands.outbox.relay import limits_of
 from brainhands.outbox.rotation import Rotation
 from brainhands.shared.model.ids import TaskId
 from brainhands.shared.model.task import Priority
+from brainhands.shared.model.worker import Offer
 from brainhands.shared.store import slots, turns
 from brainhands.shared.store.database import Row
 from brainhands.shared.store.turns import NO_LIMITS, SESSION_HINTS, Limits
-from tests.store.stage import PLAY, Stage
-
-OFFERS = [{"name": PLAY, "low": 1, "high": 1}]
+from tests.store.stage import PLAY, POOL, Stage
 
 ADD = """
 INSERT INTO brainhands.outbox
@@ -65,7 +64,7 @@ class FleetOfOne:
 
     def one_pass(self) -> list[Row]:
         place = self._rotation.place(self._room)
-        (found,) = self._stage.database.run(turns.take(OFFERS, self._room, place, self._limits))
+        (found,) = self._stage.database.run(turns.take(POOL, self._room, place, self._limits))
         return self._rotation.moved_on(found.rows)
 
     def passes(self, number: int) -> Iterator[Row]:
@@ -187,10 +186,10 @@ def test_what_a_limit_would_refuse_is_not_sent_and_keeps_nothing_else_back(bare:
     add(bare, "one", rows=30, name="limited")
     add(bare, "one", rows=2)
     limits = Limits(names={"limited": 3})
-    offers = [*OFFERS, {"name": "limited", "low": 1, "high": 1}]
+    bare.worker(offers=(Offer(name="limited", low=1, high=1),))
 
     def take() -> list[str]:
-        (found,) = bare.database.run(turns.take(offers, 4, limits=limits))
+        (found,) = bare.database.run(turns.take(POOL, 4, limits=limits))
         return sorted(row["requires_name"] for row in found.rows)
 
     first, second, third = take(), take(), take()
@@ -227,10 +226,9 @@ def test_the_limits_are_those_of_the_worker_that_was_started_last() -> None:
         offers = [{"name": name, "low": 1, "high": 1, "concurrency": most} for name, most in names.items()]
         return {"started_at": started_at, "tenant_concurrency": tenant, "offers": offers}
 
-    before_there_were_any = {"started_at": 0, "tenant_concurrency": None, "offers": OFFERS}
     relay: Row = {"started_at": 9, "tenant_concurrency": None, "offers": []}
 
-    found = limits_of([worker(3, 7, mail=5, sms=None), relay, before_there_were_any, worker(1, None, mail=3, sms=2)])
+    found = limits_of([worker(3, 7, mail=5, sms=None), relay, worker(1, None, mail=3, sms=2)])
 
     assert found == Limits(names={"mail": 5}, tenant=7)
 
@@ -253,7 +251,7 @@ def test_the_quick_look_takes_all_where_all_has_room_and_else_says_that_somethin
     bare.sql("TRUNCATE brainhands.outbox, brainhands.slots")
 
     def look(room: int, limits: Limits = NO_LIMITS) -> tuple[int, int]:
-        (found,) = bare.database.run(turns.take_few(OFFERS, room, limits))
+        (found,) = bare.database.run(turns.take_few(POOL, room, limits))
         taken = [row for row in found.rows if row["task_id"] is not None]
         bare.sql("UPDATE brainhands.outbox SET published_at = NULL WHERE task_id = ANY (%s)", _ids(taken))
         return found.rows[0]["waiting"], len(taken)
@@ -300,6 +298,7 @@ def test_a_pass_over_a_long_backlog_reads_what_one_over_a_short_backlog_reads(ba
         add(bare, **{**options, **number})
         bare.sql("VACUUM ANALYZE brainhands.outbox")
 
+    bare.worker(offers=(Offer(name="full", low=1, high=1),))
     add(bare, "few", sessions=3)
     add(bare, "few", session=UUID(int=7), rows=SESSION_HINTS, sent=True)
     hold(bare, "full", 2)
@@ -316,7 +315,7 @@ def test_a_pass_over_a_long_backlog_reads_what_one_over_a_short_backlog_reads(ba
 def read_by_a_pass(stage: Stage) -> dict[str, int]:
     """The rows that a pass marks, and the pages that it touches for it."""
     limits = Limits(names={"full": 2}, tenant=20)
-    call = turns.take([*OFFERS, {"name": "full", "low": 1, "high": 1}], 8, limits=limits)
+    call = turns.take(POOL, 8, limits=limits)
     with stage.database.connection() as connection:
         connection.execute("SET plan_cache_mode = force_generic_plan")
         cursor = RawCursor(connection)

@@ -20,7 +20,7 @@ from tests.store.stage import AGENT, Stage, answer, finish
 from tests.store.test_seams import in_review
 
 RELAY = "UPDATE brainhands.workers SET role = 'relay'"
-OFFERLESS = "UPDATE brainhands.workers SET role = 'relay', offers = '[]'"
+OFFERLESS = "UPDATE brainhands.workers SET role = 'relay'; DELETE FROM brainhands.offers"
 BLOCKED = "UPDATE brainhands.tasks SET blocked = 'no live worker offers agent:sample@3'"
 LIMITED = "UPDATE brainhands.outbox SET awaits = ARRAY['{}']"
 MISSING = {"waits_for": ["book"], "reason": "no Hands worker has published book"}
@@ -116,7 +116,7 @@ def test_many_that_wait_for_the_same_are_told_once_and_many_reasons_are_counted(
 
 @pytest.mark.parametrize("within", [False, True])
 def test_an_agent_that_nobody_offers_is_warned_of_with_what_was_meant_and_accepted(stage: Stage, within: bool) -> None:
-    stage.database.run(workers.see(brain(Offer(name=f"agent:{AGENT}", low=1, high=1))))
+    stage.database.run(*workers.see(brain(Offer(name=f"agent:{AGENT}", low=1, high=1))))
 
     with psycopg.connect(libpq_url(stage.database_url)) as caller:
         connection = caller if within else None

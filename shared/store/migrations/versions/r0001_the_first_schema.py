@@ -103,6 +103,7 @@ def upgrade() -> None:
         [
             "requires_name",
             sa.literal_column("coalesce(requires_version, 0)"),
+            "log_format",
             "priority",
             "tenant",
             "session_id",
@@ -188,7 +189,6 @@ def upgrade() -> None:
         sa.Column("parent_pid", sa.Integer(), nullable=False),
         sa.Column("slots", sa.Integer(), nullable=False),
         sa.Column("environment", sa.Text(), nullable=False),
-        sa.Column("offers", postgresql.JSON(astext_type=sa.Text()), nullable=False),
         sa.Column("log_format", sa.Integer(), nullable=False),
         sa.Column("draining", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("tenant_concurrency", sa.Integer(), nullable=True),
@@ -201,6 +201,20 @@ def upgrade() -> None:
         schema="brainhands",
     )
     op.create_index(op.f("workers_seen_at_idx"), "workers", ["seen_at"], unique=False, schema="brainhands")
+    op.create_table(
+        "offers",
+        sa.Column("worker_id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("low", sa.Integer(), nullable=False),
+        sa.Column("high", sa.Integer(), nullable=False),
+        sa.Column("concurrency", sa.Integer(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["worker_id"], ["brainhands.workers.id"], name=op.f("offers_worker_id_fkey"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("worker_id", "name", "low", name=op.f("offers_pkey")),
+        schema="brainhands",
+    )
+    op.create_index(op.f("offers_name_idx"), "offers", ["name"], unique=False, schema="brainhands")
     op.create_table(
         "approvals",
         sa.Column("id", sa.Uuid(), nullable=False),
