@@ -200,7 +200,7 @@ def _try_again(
     if not error.heals or retries > agent.retries:
         return _give_up(draft, task=task, error=error)
     seconds = backoff_seconds(retries, at_least=error.retry_after, spread=random.random())
-    failed = ModelError(error=str(error), status=error.status, code=error.code, retry_seconds=seconds)
+    failed = ModelError(error=str(error), status=error.status, code=error.provider_code, retry_seconds=seconds)
     draft.event(failed, causes=[task.cause], task=task)
     return Sleep(seconds, phase="retry", checkpoint={**task.checkpoint, "retries": retries})
 
@@ -219,11 +219,11 @@ def _show_less(
         draft.event(used, causes=[task.cause], task=task)
     if room < LEAST_CHARACTERS:
         return _give_up(draft, task=task, error=error)
-    failed = ModelError(error=str(error), status=error.status, code=error.code, retry_seconds=0)
+    failed = ModelError(error=str(error), status=error.status, code=error.provider_code, retry_seconds=0)
     draft.event(failed, causes=[task.cause], task=task)
     return Next("retry", checkpoint={**task.checkpoint, "room": room})
 
 
 def _give_up(draft: Draft, *, task: Task, error: ProviderError) -> Transition:
-    failed = ModelError(error=str(error), status=error.status, code=error.code)
+    failed = ModelError(error=str(error), status=error.status, code=error.provider_code)
     return Fail(str(error), {"seq": draft.event(failed, causes=[task.cause], task=task)})

@@ -417,7 +417,7 @@ def _store_error(draft: Draft, *, task: Task, agent: Agent, error: ProviderError
         ModelError(
             error=str(error),
             status=error.status,
-            code=error.code,
+            code=error.provider_code,
             retry_seconds=seconds,
             request_digest=digest,
         ),

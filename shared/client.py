@@ -30,13 +30,16 @@ from brainhands.shared.errors import (
     ServerUnavailable,
     SettingsError,
     StaleWrite,
+    TooLarge,
     UnfitConnection,
     UnknownAgent,
     UnknownApproval,
     UnknownDocument,
+    UnknownEvent,
     UnknownSession,
     UnknownSubmission,
     UnknownTask,
+    WaitTimeout,
 )
 from brainhands.shared.model.approval import Answer, AnswerName, AnswerReceipt, Approval, SettledName
 from brainhands.shared.model.awake import AwakeReceipt
@@ -191,11 +194,11 @@ class Client:
         return events
 
     def event(self, session: SessionId | UUID | str, seq: int) -> reads.EventAround:
-        """One event with those that caused it and those that it caused. Raises UnknownSession and BadInput."""
+        """One event with those that caused it and those that it caused. Raises UnknownSession and UnknownEvent."""
         found = self._found(session)
         around = reads.event_around(self._database, past.parts(self._database, found), _bound(seq, "seq"))
         if around is None:
-            raise BadInput(f"session {found.id} has no event {seq}", f"`brainhands show {found.id}` lists its events")
+            raise UnknownEvent(found.id, seq)
         return around
 
     def documents(self, session: SessionId | UUID | str, *, at: int | None = None) -> list[StoredDocument]:
@@ -269,7 +272,7 @@ class Client:
     def wait(self, submission: SubmissionId | UUID | str, timeout: float | None = None) -> Submission:
         """Block until a submission is done and return it.
 
-        Raises TimeoutError, which says what it waits for, after `timeout` seconds.
+        Raises WaitTimeout, a TimeoutError that says what it waits for, after `timeout` seconds.
         """
         end = None if timeout is None else time.monotonic() + _seconds(timeout)
         found = self.submission(submission)
@@ -279,7 +282,10 @@ class Client:
                 left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
                 if left <= 0:
                     waits_for = "; ".join(_or_later(lambda: self.waits_for(submission)) or ["nothing known"])
-                    raise TimeoutError(f"submission {found.id} is still {found.status} and waits for {waits_for}")
+                    raise WaitTimeout(
+                        f"submission {found.id} is still {found.status} and waits for {waits_for}",
+                        "it goes on meanwhile; wait again with its id",
+                    )
                 bell.wait(left)
                 found = _or_later(lambda: self.submission(submission)) or found
             return found
@@ -322,6 +328,7 @@ class Client:
         session: SessionId | UUID | str | None = None,
         task: TaskId | UUID | str | None = None,
         reason: str = "asked for",
+        who: str | None = None,
     ) -> Cancellation:
         """End a submission, one task with all it owns, or everything that a session has open; say what came of it.
 
@@ -331,13 +338,12 @@ class Client:
         given = [name for name in (submission, session, task) if name is not None]
         if len(given) != 1:
             raise BadInput("name one of submission, session and task to cancel")
-        reason = _text(reason, "a reason")
+        reason, who = clean_text(_text(reason, "a reason"))[:REMARK_LIMIT], _remark(who, "who")
         if submission is not None:
-            found = self.submission(submission)
-            return doors.cancel.cancel_submission(self._writer, found, reason)
+            return doors.cancel.cancel_submission(self._writer, self.submission(submission), reason=reason, who=who)
         if session is not None:
-            return doors.cancel.cancel_session(self._writer, self._known(session), reason)
-        return doors.cancel.cancel_task(self._writer, self._task(given[0]), reason)
+            return doors.cancel.cancel_session(self._writer, self._known(session), reason=reason, who=who)
+        return doors.cancel.cancel_task(self._writer, self._task(given[0]), reason=reason, who=who)
 
     def approvals(self) -> list[Approval]:
         """All questions to people that wait for an answer, oldest first."""
@@ -688,7 +694,7 @@ def _input(value: object) -> str:
     if not given.strip():
         raise BadInput("the input is empty")
     if len(given) > INPUT_LIMIT:
-        raise BadInput(f"the input has {len(given):,} characters, more than {INPUT_LIMIT:,}")
+        raise TooLarge("input", f"{len(given):,} characters are more than the limit of {INPUT_LIMIT:,}")
     return clean_text(given)
 
 

@@ -74,9 +74,10 @@ class Interrupted(BrainhandsError):
 class ProviderError(BrainhandsError):
     """The provider refused or failed the request.
 
-    `status` is None where there was no HTTP answer, `retry_after` is in seconds and at most an hour, `heals` says that
-    the same request may succeed later, `overflow` that it is too long for the model, `filtered` that a content filter
-    refused what it says, `of_key` that it is about the worker's key, so that no other request would be answered either.
+    `status` is None where there was no HTTP answer, `provider_code` is its own word for what happened, `retry_after` is
+    in seconds and at most an hour, `heals` says that the same request may succeed later, `overflow` that it is too long
+    for the model, `filtered` that a content filter refused what it says, `of_key` that it is about the worker's key, so
+    that no other request would be answered either.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ProviderError(BrainhandsError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code
+        self.provider_code = code
         self.retry_after = retry_after
         self.heals = heals
         self.overflow = overflow

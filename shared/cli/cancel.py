@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from brainhands.shared.cli.door import open_client
+from brainhands.shared.cli.door import open_client, who
 from brainhands.shared.cli.terminal import say, say_json
 from brainhands.shared.model import wire
 
@@ -20,7 +20,7 @@ def cancel(
 ) -> None:
     """Cancel work, durably, and say what won: cancelled, ending (what runs is told), or too late."""
     with open_client() as client:
-        done = client.cancel(submission=submission, session=session, task=task, reason=reason)
+        done = client.cancel(submission=submission, session=session, task=task, reason=reason, who=who())
     if json:
         say_json(wire.cancellation(done))
         return

@@ -143,7 +143,7 @@ def summary(type: str, payload: dict[str, Any]) -> str:
         case "session_erased":
             return f"all up to {payload['through']}: {payload['reason']}{_by(payload['who'])}"
         case "cancel_requested":
-            return f"{payload['scope']}: {payload['reason']}"
+            return f"{payload['scope']}: {payload['reason']}{_by(payload['who'])}"
         case "documents_changed":
             return ", ".join(payload["documents"])
         case "submission_done":

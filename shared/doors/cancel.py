@@ -12,7 +12,6 @@ from brainhands.shared.errors import Incompatible
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import LOG_FORMAT, CancelRequested
 from brainhands.shared.model.ids import SessionId, TaskId
-from brainhands.shared.model.json import clean_text
 from brainhands.shared.model.session import Inbox
 from brainhands.shared.model.submission import Cancellation, CancelState, Submission, SubmissionStatus
 from brainhands.shared.model.task import Outcome, Status, Task
@@ -22,17 +21,15 @@ from brainhands.shared.rules.first_work import GENERATION
 from brainhands.shared.store import reads
 from brainhands.shared.store.locked import Locked
 
-REASON_CHARACTERS = 500
 
-
-def cancel_submission(writer: Writer, submission: Submission, reason: str) -> Cancellation:
+def cancel_submission(writer: Writer, submission: Submission, *, reason: str, who: str | None = None) -> Cancellation:
     """End what works on one input, or take the input out of the inbox."""
     _cancel(
         writer,
         submission.session_id,
         roots=lambda tasks: [task.id for task in tasks if _works_on(task, submission)],
         inputs=lambda entry: entry.submission_id == submission.id,
-        wish=CancelRequested(scope="submission", subject=str(submission.id), reason=_reason(reason)),
+        wish=CancelRequested(scope="submission", subject=str(submission.id), reason=reason, who=who),
     )
     now = reads.submission(writer.database, submission.tenant, submission.id)
     assert now is not None
@@ -43,27 +40,27 @@ def cancel_submission(writer: Writer, submission: Submission, reason: str) -> Ca
     return Cancellation(session_id=submission.session_id, state=state, outcome=now.outcome)
 
 
-def cancel_session(writer: Writer, session_id: SessionId, reason: str) -> Cancellation:
+def cancel_session(writer: Writer, session_id: SessionId, *, reason: str, who: str | None = None) -> Cancellation:
     """End everything that is open in a session, and empty its inboxes."""
     left = _cancel(
         writer,
         session_id,
         roots=lambda tasks: [task.id for task in tasks],
         inputs=lambda _entry: True,
-        wish=CancelRequested(scope="session", subject=None, reason=_reason(reason)),
+        wish=CancelRequested(scope="session", subject=None, reason=reason, who=who),
     )
     state = {None: CancelState.TOO_LATE, True: CancelState.ENDING, False: CancelState.CANCELLED}[left]
     return Cancellation(session_id=session_id, state=state, outcome=None)
 
 
-def cancel_task(writer: Writer, task: Task, reason: str) -> Cancellation:
+def cancel_task(writer: Writer, task: Task, *, reason: str, who: str | None = None) -> Cancellation:
     """End one task and all it owns; who waits for it goes on with its outcome."""
     left = _cancel(
         writer,
         task.session_id,
         roots=lambda tasks: [each.id for each in tasks if each.id == task.id],
         inputs=lambda _entry: False,
-        wish=CancelRequested(scope="task", subject=str(task.id), reason=_reason(reason)),
+        wish=CancelRequested(scope="task", subject=str(task.id), reason=reason, who=who),
     )
     now = reads.task(writer.database, task.id)
     assert now is not None
@@ -123,7 +120,3 @@ def _works_on(task: Task, submission: Submission) -> bool:
     if task.submission_id == submission.id:
         return True
     return task.kind == GENERATION and submission.id in ends.submissions_of(task)
-
-
-def _reason(reason: str) -> str:
-    return clean_text(reason)[:REASON_CHARACTERS]

@@ -20,7 +20,7 @@ from brainhands.shared.engine import ends
 from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
-from brainhands.shared.errors import BadInput, RequestConflict, RequestInProgress
+from brainhands.shared.errors import BadInput, RequestConflict, RequestInProgress, UnknownEvent
 from brainhands.shared.model.commit import Commit
 from brainhands.shared.model.event import ModelCall, SessionForked, ToolCallError, ToolCallInterrupted
 from brainhands.shared.model.fork import ForkReceipt
@@ -45,7 +45,7 @@ def fork(writer: Writer, session: Session, at: int, request_id: str) -> ForkRece
     """
     refuse_erased(session)
     if not 1 <= at <= session.last_seq:
-        raise BadInput(f"session {session.id} has no event {at}", f"name one from 1 to {session.last_seq}")
+        raise UnknownEvent(session.id, at, f"name one from 1 to {session.last_seq}")
     cut = forks.cut_of(writer.database, session, at)
     if cut is None:
         raise BadInput(f"the first commit of session {session.id} goes beyond event {at}", "fork at a later event")

@@ -15,7 +15,7 @@ from uuid import UUID
 from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
-from brainhands.shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded
+from brainhands.shared.errors import BadInput, ErasedSession, NotStorable, StillNeeded, UnknownEvent
 from brainhands.shared.model.commit import Commit, Redaction
 from brainhands.shared.model.event import Event, EventsRedacted, SessionErased
 from brainhands.shared.model.ids import ApprovalId, SessionId, SignalId, SubmissionId
@@ -185,7 +185,7 @@ def _to_redact(locked: Locked, seqs: Sequence[int]) -> list[Row]:
             raise BadInput(
                 f"event {missing[0]} is in the log that this session was forked from", f"redact it in {source}"
             )
-        raise BadInput(f"session {locked.session.id} has no event {missing[0]}", "`brainhands show` lists its events")
+        raise UnknownEvent(locked.session.id, missing[0])
     wanted = [row for row in found if row["redacted_at"] is None]
     for row in wanted:
         if row["type"] in KEPT:

@@ -20,7 +20,7 @@ from brainhands.shared.engine.closing import freeze
 from brainhands.shared.engine.draft import NOBODY, Draft
 from brainhands.shared.engine.writer import Writer
 from brainhands.shared.errors import (
-    BadInput,
+    OtherAgent,
     RequestConflict,
     RequestInProgress,
     ServerUnavailable,
@@ -161,7 +161,7 @@ def _look_up(transaction: Transaction, submission: Submission) -> tuple[Submissi
         raise UnknownSession(submission.session_id)
     main = next(rows.conversation(row) for row in conversations.rows if row["owner_id"] is None)
     if main.agent != submission.agent:
-        raise BadInput(f"session {submission.session_id} belongs to agent {main.agent}, not {submission.agent}")
+        raise OtherAgent(submission.session_id, main.agent, submission.agent)
     earlier = find(transaction, submission)
     if earlier is None:
         refuse_erased(rows.session(found.first))

@@ -347,6 +347,7 @@ class CancelRequested(Payload):
     scope: str
     subject: str | None
     reason: str
+    who: str | None = None
 
 
 class TaskCancelled(Payload):

@@ -18,7 +18,7 @@ import math
 import re
 from typing import Any, TypeAlias
 
-from brainhands.shared.errors import NotJson, NotStorable
+from brainhands.shared.errors import NotJson, NotStorable, TooLarge
 
 Json: TypeAlias = Any
 """A JSON value as Python holds it: None, bool, int, float, str, list, dict with str keys."""
@@ -47,7 +47,7 @@ def clean(value: object, *, limit: int = MAX_BYTES, depth: int = MAX_DEPTH) -> J
     cleaned = _clean(value, "", depth, depth)
     size = len(canonical(cleaned).encode())
     if size > limit:
-        raise NotStorable("", f"{size:,} bytes are more than the limit of {limit:,}")
+        raise TooLarge("", f"{size:,} bytes are more than the limit of {limit:,}")
     return cleaned
 
 
@@ -108,7 +108,7 @@ def digest(value: Json) -> str:
 def parse(text: str) -> Json:
     """Parse strict JSON text within the limits. Raises NotStorable, and NotJson where it is none."""
     if len(text) > MAX_BYTES:
-        raise NotStorable("", f"{len(text):,} characters are more than the limit of {MAX_BYTES:,}")
+        raise TooLarge("", f"{len(text):,} characters are more than the limit of {MAX_BYTES:,}")
     try:
         value = _STRICT_DECODER.decode(text)
     except RecursionError:

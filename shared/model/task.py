@@ -36,7 +36,7 @@ class Priority(IntEnum):
     BATCH = 1
 
 
-PriorityName: TypeAlias = Literal["interactive", "batch"]
+PriorityName: TypeAlias = Priority | Literal["interactive", "batch"]
 """A priority as callers write it."""
 
 

@@ -207,7 +207,7 @@ def test_a_rate_limit_comes_back_at_once_with_the_wait_the_provider_asks_for(mod
     with pytest.raises(ProviderError) as raised:
         ask(model, request)
 
-    assert (raised.value.status, raised.value.code, raised.value.heals) == (429, "rate_limit_exceeded", True)
+    assert (raised.value.status, raised.value.provider_code, raised.value.heals) == (429, "rate_limit_exceeded", True)
     assert raised.value.retry_after == 7.0
     assert len(requests(model)) == 1
     assert ask(model, request).text == "Hi."
@@ -276,7 +276,7 @@ def test_an_error_that_is_no_json_is_told_as_it_is() -> None:
     with ByteServer([b"<h1>Bad gateway</h1>"], 502) as server, pytest.raises(ProviderError) as raised:
         ask(server.url, body())
 
-    assert (str(raised.value), raised.value.code, raised.value.heals) == ("<h1>Bad gateway</h1>", None, True)
+    assert (str(raised.value), raised.value.provider_code, raised.value.heals) == ("<h1>Bad gateway</h1>", None, True)
 
 
 @pytest.mark.promise("E6")
@@ -571,7 +571,7 @@ def test_an_error_under_status_200_keeps_its_code_and_words_and_is_final_where_i
     with ByteServer(pieces) as server, pytest.raises(ProviderError, match="Insufficient credits") as raised:
         ask(server.url, body())
 
-    assert (raised.value.status, raised.value.code, raised.value.heals) == (402, "402", False)
+    assert (raised.value.status, raised.value.provider_code, raised.value.heals) == (402, "402", False)
 
 
 def test_a_page_in_place_of_a_reply_is_told_in_its_own_words() -> None:

@@ -122,7 +122,7 @@ def hold(found: Reply | Interrupted | ProviderError | None) -> None:
     elif isinstance(found, ProviderError):
         assert 0 < len(str(found)) <= provider.LONGEST_MESSAGE
         assert clean_text(str(found)) == str(found)
-        assert len(found.code or "") <= provider.LONGEST_CODE
+        assert len(found.provider_code or "") <= provider.LONGEST_CODE
 
 
 @contextmanager

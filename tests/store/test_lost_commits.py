@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -113,11 +114,12 @@ def test_a_cancel_is_carried_out_once_and_its_caller_told_so(
     session_id, _ = stage.session()
 
     cutter.arm(when)
-    cancelled = cut_client.cancel(session=session_id)
+    cancelled = cut_client.cancel(session=session_id, reason="no more", who="ada")
 
     assert cutter.cuts == 1
     assert cancelled.state is CancelState.CANCELLED
-    assert stage.types(session_id).count("cancel_requested") == 1
+    (wish,) = (each for each in stage.client.events(session_id) if each.type == "cancel_requested")
+    assert json.loads(wish.payload_text) == {"scope": "session", "subject": None, "reason": "no more", "who": "ada"}
     assert violations(stage.database_url) == []
 
 

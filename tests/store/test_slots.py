@@ -145,7 +145,7 @@ def test_a_cancel_and_the_restart_limit_free_the_slot_too(stage: Stage) -> None:
     cancelled, crashed = stage.add(stage.session()[0]), stage.add(stage.session()[0])
     worker = limited(stage, 2)
     run_and_die(stage, cancelled, worker)
-    cancel.cancel_task(stage.writer, stage.task(cancelled), "no more")
+    cancel.cancel_task(stage.writer, stage.task(cancelled), reason="no more")
     told = held(stage)
     stage.lose(cancelled)
     stage.claim_and_die(crashed, worker=worker)

@@ -226,7 +226,7 @@ def test_words_and_codes_of_a_refusal_are_bounded() -> None:
     error = provider_error({"message": "m" * 10**6, "code": "c" * 10**6, "extra": "x" * 10**6}, 400, None, "")
 
     assert len(str(error)) <= 2_000
-    assert len(error.code or "") <= 100
+    assert len(error.provider_code or "") <= 100
 
 
 @pytest.mark.promise("E12")
