@@ -238,7 +238,7 @@ def test_a_generation_that_hands_the_next_one_on_has_one_slot_at_a_time(stage: S
             now=draft.now,
         )
         made.append(onward.id)
-        draft.hand_on(onward, PhaseResult(lambda _draft: Next("request")))
+        draft.hand_on(onward, lambda _draft: Next("request"))
         return Done()
 
     def look(run: Run) -> PhaseResult:
