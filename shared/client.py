@@ -9,15 +9,16 @@ Submitting returns at once; waiting and watching only observe, from any process 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -69,9 +70,6 @@ from brainhands.shared.store import derived, documents, past, reads, waiting, wa
 from brainhands.shared.store.database import TRANSIENT, Connection, Database, Statement, Transaction
 from brainhands.shared.store.wake import NextWake
 
-if TYPE_CHECKING:
-    from brainhands.shared.bus.bell import SessionBell
-
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
 
 Read = TypeVar("Read")
@@ -85,8 +83,8 @@ ALL = 2**31 - 1
 NAME_LIMIT = 500
 """Characters of a request_id or an agent's name."""
 
-POLL_SECONDS = 0.5
-"""How often an observer looks when no bell wakes it sooner."""
+SILENCE_SECONDS = 0.5
+"""After which a watch says that nothing has come."""
 
 READ_SECONDS = 2.0
 """How long a read is tried again: the pool's connections may have died while nobody used them."""
@@ -116,15 +114,28 @@ class Client:
         self.tenant = _name(tenant, "tenant")
         database_url = _address(database_url, postgres_address, "DATABASE_URL")
         redis_url = _address(redis_url, redis_address, "REDIS_URL")
-        self._redis_url = redis_url
         self._database = Database(database_url, patience=READ_SECONDS)
         # What a client works with comes with the first one, so that to import the class is cheap.
         from brainhands.shared.bus.bell import Bell
+        from brainhands.shared.doors.watch import Hub
         from brainhands.shared.engine.writer import Writer
 
         self._bell = Bell(redis_url)
         self._known_agents: set[str] = set()
         self._writer = Writer(self._database, self._bell)
+        self._hub = Hub(self._database, redis_url)
+
+    def for_tenant(self, tenant: str) -> Client:
+        """A client for another tenant over this one's connections; to close either closes both."""
+        other = copy.copy(self)
+        other.tenant = _name(tenant, "tenant")
+        return other
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def submit(
         self,
@@ -255,42 +266,33 @@ class Client:
 
         `on_silence` is called whenever none has come for half a second.
         """
-        after, found = _seq(after, "after"), self._found(session)
-        parts = past.parts(self._database, found)
-        bell = self._session_bell(found.id)
-        try:
-            while True:
-                page = _or_later(partial(reads.event_page, self._database, parts, after)) or []
-                for event in page:
-                    after = event.seq
-                    yield event
-                if not page and not bell.wait(POLL_SECONDS) and on_silence is not None:
-                    on_silence()
-        finally:
-            bell.close()
+        after, parts = self._log(session, after)
+        silence = None if on_silence is None else SILENCE_SECONDS
+        while True:
+            try:
+                page = doors.watch.result(self._hub.page(parts, after), silence)
+            except TimeoutError:
+                assert on_silence is not None
+                on_silence()
+                continue
+            for event in page:
+                after = event.seq
+                yield event
 
     def wait(self, submission: SubmissionId | UUID | str, timeout: float | None = None) -> Submission:
         """Block until a submission is done and return it.
 
         Raises WaitTimeout, a TimeoutError that says what it waits for, after `timeout` seconds.
         """
-        end = None if timeout is None else time.monotonic() + _seconds(timeout)
+        end = end_of(timeout)
         found = self.submission(submission)
-        bell = self._session_bell(found.session_id, ends=True)
-        try:
-            while found.status is not SubmissionStatus.DONE:
-                left = POLL_SECONDS if end is None else min(POLL_SECONDS, end - time.monotonic())
-                if left <= 0:
-                    waits_for = "; ".join(_or_later(lambda: self.waits_for(submission)) or ["nothing known"])
-                    raise WaitTimeout(
-                        f"submission {found.id} is still {found.status} and waits for {waits_for}",
-                        "it goes on meanwhile; wait again with its id",
-                    )
-                bell.wait(left)
-                found = _or_later(lambda: self.submission(submission)) or found
-            return found
-        finally:
-            bell.close()
+        while found.status is not SubmissionStatus.DONE:
+            try:
+                doors.watch.result(self._hub.ended(found.id, found.session_id), seconds_until(end))
+            except TimeoutError:
+                raise self._wait_timeout(found) from None
+            found = or_later(lambda: self.submission(submission)) or found
+        return found
 
     def waits_for(self, submission: SubmissionId | UUID | str) -> list[str]:
         """What a submission waits for now, in words and with what would end the wait; empty when it is done.
@@ -494,7 +496,8 @@ class Client:
         return wake.next_wake(self._database, _pool(pool))
 
     def close(self) -> None:
-        """Give back the connections, to Postgres and to Redis."""
+        """Give back the connections, to Postgres and to Redis; what still waits or watches ends with ClientClosed."""
+        self._hub.close()
         self._database.close()
         self._bell.close()
 
@@ -528,7 +531,7 @@ class Client:
         """Warns of an agent that nobody offers, which is most likely misspelt; it is accepted, since it may come."""
         if agent in self._known_agents:
             return
-        others = _or_later(lambda: waiting.strangers(self._database, agent))
+        others = or_later(lambda: waiting.strangers(self._database, agent))
         if others is None:
             self._known_agents.add(agent)
             return
@@ -570,10 +573,15 @@ class Client:
             raise UnknownTask(task_id)
         return found
 
-    def _session_bell(self, session: SessionId, *, ends: bool = False) -> SessionBell:
-        from brainhands.shared.bus.bell import SessionBell
+    def _log(self, session: SessionId | UUID | str, after: int) -> tuple[int, Sequence[past.LogPart]]:
+        return _seq(after, "after"), past.parts(self._database, self._found(session))
 
-        return SessionBell(self._redis_url, session, ends=ends)
+    def _wait_timeout(self, found: Submission) -> WaitTimeout:
+        waits_for = "; ".join(or_later(lambda: self.waits_for(found.id)) or ["nothing known"])
+        return WaitTimeout(
+            f"submission {found.id} is still {found.status} and waits for {waits_for}",
+            "it goes on meanwhile; wait again with its id",
+        )
 
     def _known(self, session: SessionId | UUID | str) -> SessionId:
         return self._found(session).id
@@ -620,9 +628,9 @@ INSTEAD = {
     "django.": """with django.db.transaction.atomic():
     order.save()
     client.submit(agent=..., input=..., connection=django.db.connection.connection)""",
-    "async": """def accept():  # then: await asyncio.to_thread(accept)
-    with psycopg.connect(DATABASE_URL) as connection:
-        client.submit(agent=..., input=..., connection=connection)""",
+    "async": """async with AsyncClient() as client, engine.begin() as connection:
+    await connection.execute(...)
+    await client.submit(agent=..., input=..., connection=connection)""",
     "": """with psycopg.connect(DATABASE_URL) as connection:
     connection.execute("INSERT INTO orders ...")
     client.submit(agent=..., input=..., connection=connection)""",
@@ -638,7 +646,7 @@ def _dates(driver: Connection) -> str | None:
     return driver.info.parameter_status("DateStyle")
 
 
-def _or_later(read: Callable[[], Read]) -> Read | None:
+def or_later(read: Callable[[], Read]) -> Read | None:
     """What is read, or None while Postgres is away."""
     try:
         return read()
@@ -741,6 +749,14 @@ def _seconds(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value < math.inf:
         raise BadInput(f"{value!r} is no number of seconds", "leave it out to wait without end")
     return value
+
+
+def end_of(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + _seconds(timeout)
+
+
+def seconds_until(end: float | None) -> float | None:
+    return None if end is None else min(end - time.monotonic(), threading.TIMEOUT_MAX)
 
 
 def _priority(value: object) -> Priority:

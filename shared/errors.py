@@ -50,6 +50,15 @@ class ServerUnavailable(BrainhandsError):
         self.name = name
 
 
+class ClientClosed(BrainhandsError):
+    """The client was closed while something observed with it."""
+
+    code = "client_closed"
+
+    def __init__(self) -> None:
+        super().__init__("the client was closed", "close it when nothing waits or watches with it any more")
+
+
 class MissingExtra(BrainhandsError):
     """An optional part of brainhands was asked for, and its packages are not installed."""
 

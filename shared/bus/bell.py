@@ -1,15 +1,13 @@
 """The bells: tiny Redis signals that wake the relay or an observer sooner than its poll. They carry no facts.
 
 The relay's bell is a list of at most one element that it takes with BLPOP, so a ring before it listens is not missed.
-Observers of a session subscribe to a channel and poll behind it.
+Observers of a session subscribe to a channel and poll behind it (`doors/watch.py`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
-from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -110,45 +108,3 @@ class RelayBell:
             log.exception("bell_failed")
             stopping.wait(seconds)
         return False
-
-
-class SessionBell:
-    """An observer's end, for one session; with `ends` it hears only that a submission has ended."""
-
-    def __init__(self, url: str, session_id: SessionId, *, ends: bool = False) -> None:
-        self._ends = ends
-        client: Any = connect(url, timeout=3.0)
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
-        self._topic = session_topic(session_id)
-        self._listening = False
-
-    def wait(self, seconds: float) -> bool:
-        """True if something was committed within `seconds`; while Redis is away it just waits."""
-        try:
-            if not self._listening:
-                self._pubsub.subscribe(self._topic)
-                self._listening = True
-                return True
-            return self._hears(time.monotonic() + seconds)
-        except redis.RedisError:
-            self._begin_anew()
-        except Exception:
-            log.exception("bell_failed")
-            self._begin_anew()
-        time.sleep(seconds)
-        return False
-
-    def _hears(self, until: float) -> bool:
-        while (left := until - time.monotonic()) > 0:
-            message = self._pubsub.get_message(timeout=left)
-            if message is not None and (not self._ends or message["data"] == ENDED):
-                return True
-        return False
-
-    def _begin_anew(self) -> None:
-        self._listening = False
-        with suppress(Exception):  # whatever a broken connection says as it is closed
-            self._pubsub.reset()
-
-    def close(self) -> None:
-        self._pubsub.close()

@@ -42,6 +42,10 @@ def session_topic(session_id: SessionId) -> str:
     return f"brainhands:session:{session_id}"
 
 
+def session_of_topic(topic: bytes) -> SessionId:
+    return SessionId(UUID(topic.decode().rpartition(":")[2]))
+
+
 class HintMessage(BaseModel):
     """The kwargs of a hint."""
 

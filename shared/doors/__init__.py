@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from brainhands.shared.doors import answer, awake, cancel, fork, redact, signal, submit
+    from brainhands.shared.doors import answer, awake, cancel, fork, redact, signal, submit, watch
 
-__all__ = ["answer", "awake", "cancel", "fork", "redact", "signal", "submit"]
+__all__ = ["answer", "awake", "cancel", "fork", "redact", "signal", "submit", "watch"]
 
 
 def __getattr__(name: str) -> ModuleType:

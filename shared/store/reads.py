@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -32,7 +32,7 @@ from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, S
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.session import Conversation, Session
 from brainhands.shared.model.signal import Signal
-from brainhands.shared.model.submission import Submission
+from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Task
 from brainhands.shared.store import documents, past, rows
 from brainhands.shared.store.database import Call, Database, Row, Statement
@@ -196,6 +196,11 @@ SUBMISSION = Statement(
         submissions.c.id == bindparam("submission_id"), submissions.c.tenant == bindparam("tenant")
     )
 )
+_OF_IDS = any_(bindparam("ids", type_=ARRAY(Uuid)))
+LAST_SEQS = Statement(select(sessions.c.id, sessions.c.last_seq).where(sessions.c.id == _OF_IDS))
+ENDED = Statement(
+    select(submissions.c.id).where(submissions.c.id == _OF_IDS, submissions.c.status == SubmissionStatus.DONE)
+)
 SUBMISSION_BY_REQUEST = Statement(select(submissions).where(submissions.c.request_digest == bindparam("digest")))
 APPROVAL = Statement(
     select(approvals)
@@ -355,6 +360,14 @@ def document(database: Database, session_id: SessionId, name: str) -> StoredDocu
 def session(database: Database, tenant: str, session_id: SessionId) -> Session | None:
     (result,) = database.run(SESSION(session_id=session_id, tenant=tenant))
     return None if result.first is None else rows.session(result.first)
+
+
+def observed(
+    database: Database, watched: Collection[SessionId], awaited: Collection[SubmissionId]
+) -> tuple[dict[SessionId, int], set[SubmissionId]]:
+    """The last seq of each of some sessions, and those of some submissions that are done."""
+    last_seqs, ended = database.run(LAST_SEQS(ids=list(watched)), ENDED(ids=list(awaited)))
+    return {row["id"]: row["last_seq"] for row in last_seqs.rows}, {row["id"] for row in ended.rows}
 
 
 def event_page(database: Database, parts: Sequence[LogPart], after: int, most: int = 500) -> list[Event]:

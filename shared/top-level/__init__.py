@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from brainhands.hands.outcomes import NotFound, Retry, ToolError, Unknown
     from brainhands.hands.policy import Rule
     from brainhands.hands.tool import tool
+    from brainhands.shared.async_client import AsyncClient
     from brainhands.shared.client import Client
     from brainhands.shared.model.approval import Ask
     from brainhands.shared.model.document import Document
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "Ask",
+    "AsyncClient",
     "Client",
     "Document",
     "Done",
@@ -53,6 +55,7 @@ _HOMES = {
     "hands.outcomes": ("NotFound", "Retry", "ToolError", "Unknown"),
     "hands.policy": ("Rule",),
     "hands.tool": ("tool",),
+    "shared.async_client": ("AsyncClient",),
     "shared.client": ("Client",),
     "shared.model.approval": ("Ask",),
     "shared.model.document": ("Document",),

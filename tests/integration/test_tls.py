@@ -19,12 +19,15 @@ from kombu import pools
 from brainhands.outbox.publisher import Publisher
 from brainhands.shared.bus import census, transport
 from brainhands.shared.bus import health as redis_health
-from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
+from brainhands.shared.bus.bell import Bell, RelayBell
 from brainhands.shared.bus.celery_app import celery_app
+from brainhands.shared.doors.watch import Hub, result
 from brainhands.shared.errors import ServerUnavailable
 from brainhands.shared.local.servers import free_port
 from brainhands.shared.model.ids import new_session_id
 from brainhands.shared.runtime.address import redis_address, shown
+from brainhands.shared.store.database import Database
+from brainhands.shared.store.past import NO_END, LogPart
 from tests.instruments.certificates import Certificate, make_certificate
 from tests.instruments.fleet import Fleet, wait_until
 from tests.instruments.processes import Child
@@ -96,8 +99,9 @@ def relay_listens(url: str) -> None:
 
 
 def observer_listens(url: str) -> None:
-    with closing(SessionBell(url, new_session_id())) as bell:
-        bell.wait(0.1)
+    """While Postgres is away, too."""
+    with closing(Hub(Database("postgresql://nobody@127.0.0.1:9/none"), url)) as hub:
+        result(hub.page([LogPart(session_id=new_session_id(), up_to=NO_END)], 0), 0.5)
 
 
 def publishes(url: str) -> None:

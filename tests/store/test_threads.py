@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from kombu.asynchronous import Hub
 from brainhands.outbox.publisher import Publisher
 from brainhands.outbox.relay import Relay
 from brainhands.outbox.sweep import Sweep
-from brainhands.shared.bus.bell import Bell, RelayBell, SessionBell
+from brainhands.shared.bus.bell import Bell, RelayBell
+from brainhands.shared.client import Client
 from brainhands.shared.engine import fleet
 from brainhands.shared.engine.draft import NOBODY
 from brainhands.shared.engine.keeper import Keeper
@@ -31,7 +33,7 @@ from brainhands.shared.model.ids import new_session_id, new_task_id
 from brainhands.shared.store import attempts
 from tests.instruments.fleet import wait_until
 from tests.instruments.processes import Child, child_environment
-from tests.store.stage import NO_REDIS, Stage
+from tests.store.stage import AGENT, NO_REDIS, Stage
 
 UNEXPECTED = [
     KeyError("low"),
@@ -149,16 +151,33 @@ def test_a_bell_that_fails_in_any_way_is_silent(monkeypatch: pytest.MonkeyPatch,
     def fail(*_args: object, **_options: object) -> None:
         raise error
 
-    bell, relay, session = Bell(NO_REDIS), RelayBell(NO_REDIS), SessionBell(NO_REDIS, new_session_id())
+    bell, relay = Bell(NO_REDIS), RelayBell(NO_REDIS)
     monkeypatch.setattr(bell._redis, "pipeline", fail)
     monkeypatch.setattr(relay._redis, "blpop", fail)
-    monkeypatch.setattr(session._pubsub, "subscribe", fail)
-    monkeypatch.setattr(session._pubsub, "reset", fail)
-    monkeypatch.setattr("brainhands.shared.bus.bell.time.sleep", lambda _seconds: None)
 
     bell.ring(new_session_id(), hints=True, ended=True)
     assert not relay.wait(0.01, threading.Event())
-    assert not session.wait(0.01)
+
+
+@pytest.mark.promise("H13", "I5")
+@pytest.mark.parametrize("broken", ["shared.doors.watch.PubSub.connect", "shared.store.reads.observed"])
+@pytest.mark.parametrize("error", [*UNEXPECTED, redis.ResponseError("MISCONF")], ids=repr)
+def test_observers_go_on_after_an_error_of_what_they_listen_to(
+    shared_stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception
+) -> None:
+    """With one of its two ways gone a hub has the other; both come back."""
+    unexpected = Unexpected(error)
+    monkeypatch.setattr(f"brainhands.{broken}", unexpected)
+    monkeypatch.setattr("brainhands.shared.doors.watch.POLL_SECONDS", 0.01)
+    with Client(shared_stage.database_url, redis_url) as client, ThreadPoolExecutor() as beside:
+        receipt = client.submit(agent=AGENT, input="hello")
+        begun = len(client.events(receipt.session_id))
+        waiting = beside.submit(next, client.watch(receipt.session_id, after=begun))
+        assert unexpected.went_on.wait(20)
+
+        client.cancel(session=receipt.session_id)
+
+        assert waiting.result(20).seq == begun + 1
 
 
 @pytest.mark.promise("H13")
