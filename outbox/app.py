@@ -55,7 +55,13 @@ def main() -> None:
     keeper.start()
     origin = Origin(worker_id=worker.id, pool=worker.pool, environment=worker.environment)
     writer = Writer(database, Bell(found.redis_url))
-    sweep = Sweep(writer, origin, restart_limit=current.restart_limit, stopping=stopping)
+    sweep = Sweep(
+        writer,
+        origin,
+        restart_limit=current.restart_limit,
+        blocked_after_seconds=current.blocked_after_seconds,
+        stopping=stopping,
+    )
     sweeping = indispensable(sweep.run, name="sweep", daemon=False)
     sweeping.start()
     log.info("relay_started", worker=worker.id)

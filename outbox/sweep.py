@@ -27,7 +27,7 @@ from brainhands.shared.model.ids import ConversationId, SessionId
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import due, slots, workers
 from brainhands.shared.store.database import TRANSIENT, Row, log_interruption
-from brainhands.shared.store.due import Due
+from brainhands.shared.store.due import Due, Needed
 from brainhands.shared.store.locked import Locked
 
 log = logger(__name__)
@@ -56,14 +56,26 @@ class Rest:
 class Sweep:
     """One relay's sweep loop."""
 
-    def __init__(self, writer: Writer, origin: Origin, *, restart_limit: int, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        origin: Origin,
+        *,
+        restart_limit: int,
+        blocked_after_seconds: float,
+        stopping: threading.Event,
+    ) -> None:
         self._writer = writer
         self._database = writer.database
         self._origin = origin
         self._restart_limit = restart_limit
+        self._blocked_after_seconds = blocked_after_seconds
         self._stopping = stopping
         self._places: dict[Due, UUID] = {}
-        """Where to go on with a sort that has more candidates than a sweep gets through."""
+        """Where to go on with a sort that has more candidates than a sweep gets through, or is looked for on rounds."""
+        self._hints_places: dict[str, UUID] = {}
+        self._unoffered_since: dict[Needed, float] = {}
+        """Since when, in monotonic time, no live worker offers what hints require: a fleet may be starting anew."""
         self._resting: dict[tuple[Due, UUID], Rest] = {}
 
     def run(self) -> None:
@@ -78,7 +90,7 @@ class Sweep:
     def sweep_once(self) -> None:
         """Settle everything that is due now and whose session is free; an error costs the work that met it."""
         self._survive(self._mend)
-        known = due.circumstances(self._database)
+        known = due.circumstances(self._database, self._long_unoffered())
         for sort in Due:
             self._survive(partial(self._settle_sort, sort, known))
 
@@ -91,7 +103,14 @@ class Sweep:
             log.exception("sweep_failed")
 
     def _mend(self) -> None:
-        self._database.run(*due.mend_hints(), slots.free_abandoned())
+        due.mend_hints(self._database, self._hints_places)
+        self._database.run(slots.free_abandoned())
+
+    def _long_unoffered(self) -> list[Needed]:
+        now = time.monotonic()
+        since = self._unoffered_since
+        self._unoffered_since = {needed: since.get(needed, now) for needed in due.unoffered(self._database)}
+        return [each for each, began in self._unoffered_since.items() if now - began >= self._blocked_after_seconds]
 
     def _forget(self) -> None:
         self._database.run(workers.forget())
@@ -100,16 +119,17 @@ class Sweep:
         """Settle all candidates of a sort, or go on with them in the next sweep when the time is over."""
         end = time.monotonic() + SORT_SECONDS
         while True:
-            page = due.find(self._database, sort, known, self._places.get(sort, due.FIRST_PAGE))
+            page, place = due.find(self._database, sort, known, self._places.pop(sort, due.FIRST_PAGE))
             for session_id, candidates in _by_session(page).items():
                 self._settle(session_id, sort, candidates)
                 if time.monotonic() >= end:
                     self._places[sort] = candidates[0]["subject"]
                     return
-            if len(page) < due.PAGE:
-                self._places.pop(sort, None)
+            if place is None:
                 return
-            self._places[sort] = page[-1]["subject"]
+            self._places[sort] = place
+            if len(page) < due.PAGE:
+                return  # The round goes on in the next sweep.
 
     def _settle(self, session_id: SessionId, sort: Due, candidates: Sequence[Row]) -> None:
         """Settle the candidates of a session in one commit; one by one where that fails."""

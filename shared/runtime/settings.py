@@ -81,6 +81,13 @@ class Settings(BaseModel):
         le=MAX_TRIES,
         description="How many crashes in one phase end a task as failed.",
     )
+    blocked_after_seconds: float = Field(
+        default=60.0,
+        alias="BRAINHANDS_BLOCKED_AFTER_SECONDS",
+        ge=0,
+        le=24 * 3600,
+        description="How long no live worker may offer what a task requires before an event says so.",
+    )
     tenant_concurrency: int | None = Field(
         default=None,
         alias="BRAINHANDS_TENANT_CONCURRENCY",

@@ -25,6 +25,7 @@ from brainhands.shared.model.document import Document, StoredDocument
 from brainhands.shared.model.ids import SessionId
 from brainhands.shared.store.database import Database, Row, Statement
 from brainhands.shared.store.documents import PATIENCE
+from brainhands.shared.store.due import UNOFFERED_TASKS
 from brainhands.shared.store.locked import INPUTS
 from brainhands.shared.store.past import LOG
 from brainhands.shared.store.tables import attempts, conversations, events, sessions, tasks, waits
@@ -137,16 +138,18 @@ def _inbox(inputs: Sequence[Row]) -> Document:
     )
 
 
-def _live(open_tasks: Sequence[Row]) -> Document:
-    return LiveState(tasks=tuple(_live_task(row) for row in open_tasks))
+def _live(open_tasks: Sequence[Row], unoffered: Sequence[Row]) -> Document:
+    reasons = {row["id"]: row["reason"] for row in unoffered}
+    return LiveState(tasks=tuple(_live_task(row, reasons.get(row["id"], row["blocked"])) for row in open_tasks))
 
 
-def _live_task(row: Row) -> LiveTask:
-    same = ("kind", "version", "status", "phase", "lease_until", "wake_at", "blocked", "cancel_wanted", "shown")
+def _live_task(row: Row, blocked: str | None) -> LiveTask:
+    same = ("kind", "version", "status", "phase", "lease_until", "wake_at", "cancel_wanted", "shown")
     named = row["signal_name"]
     return LiveTask(
         **{name: row[name] for name in same},
         task=str(row["id"]),
+        blocked=blocked,
         owner=_id(row["owner_id"]),
         conversation=_id(row["conversation_id"]),
         attempts=row["phase_attempts"],
@@ -179,6 +182,6 @@ def _id(value: object) -> str | None:
 _DOCUMENTS: dict[str, tuple[tuple[Statement, ...], Callable[..., Document]]] = {
     AgentSettings.kind: ((CONVERSATIONS, REQUESTS), _agent_settings),
     InboxContents.kind: ((INPUTS,), _inbox),
-    LiveState.kind: ((OPEN_TASKS,), _live),
+    LiveState.kind: ((OPEN_TASKS, UNOFFERED_TASKS), _live),
     TokenUsage.kind: ((USAGE,), _usage),
 }

@@ -4,15 +4,15 @@ Every unfinished task has a next mover that is not overdue. What counts as one, 
 
 - running: a lease, which no renewal extends past its phase's deadline (a CHECK says so);
 - sleeping, and waiting for a signal: a wake time;
-- pending: a stated reason why it is blocked, or a hint that is not parked;
+- pending: a reason why it is blocked, or a hint that is not parked;
 - waiting and completing: an open task that it waits for or owns, from which the chain of such tasks leads to one of
   another status. Two tasks that wait for each other have none.
 
 A lease or a wake time is overdue when it passed more than LATE_SECONDS ago. A hint cannot be judged by its age alone,
-since in a long backlog it rightly waits for hours: it is overdue when it has been due for LATE_SECONDS and no live
-worker fits it, or a fitting one stands idle, that is, it has been there for that time with a free slot and has claimed
-nothing in it. As long as every fitting worker is busy, the hint waits its turn; so it does as long as running tasks
-hold all slots of its tool or tenant.
+since in a long backlog it rightly waits for hours: it is overdue when it has been due for LATE_SECONDS and a fitting
+worker stands idle, that is, it has been there for that time with a free slot and has claimed nothing in it. As long as
+every fitting worker is busy, the hint waits its turn; so it does as long as running tasks hold all slots of its tool or
+tenant. A hint that no live worker fits is told as blocked.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from brainhands.shared.model.task import Requirement
 from brainhands.shared.rules import compat
 from brainhands.shared.store import workers as register
 from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.due import LEFT_LYING, NOT_OFFERED, OF_REQUIREMENT, WHY_UNOFFERED
 from brainhands.shared.store.offers import LIVE, LIVE_SECONDS, fits
 from brainhands.shared.store.slots import TENANT_SLOT
 from brainhands.shared.store.tables import (
@@ -232,7 +233,7 @@ def without_mover(database: Database) -> list[Finding]:
 
 
 def blocked(database: Database) -> list[Finding]:
-    """Pending tasks that no live worker can run: one finding a cause, with how many there are."""
+    """Pending tasks that no live worker can run, be it stored or not: one finding a cause, with how many there are."""
     result, offered = database.run(BLOCKED(), OFFERED())
     names = {str(row["name"]) for row in offered.rows}
     return [
@@ -313,9 +314,10 @@ def _without_mover() -> Select[Any]:
             workers.c.tenant_concurrency.is_(None), workers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)
         ),
     )
-    fitting = fits(name, version, LIVE, **more)
     left_lying = fits(name, version, workers.c.id.in_(select(idle.c.id)), free, **more)
-    hint_moves = and_(outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, and_(fitting, ~left_lying)))
+    hint_moves = and_(
+        outbox.c.task_id.is_not(None), outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, ~left_lying)
+    )
     moves = case(
         (tasks.c.status == "running", tasks.c.lease_until > _LATE),
         (tasks.c.wake_at.is_not(None), tasks.c.wake_at > _LATE),
@@ -334,7 +336,6 @@ def _without_mover() -> Select[Any]:
             tasks.c.wake_at,
             outbox.c.not_before,
             outbox.c.parked,
-            fitting.label("fitting"),
         )
         .join(sessions, sessions.c.id == tasks.c.session_id)
         .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
@@ -352,19 +353,25 @@ SERVER = Statement(
     select(func.current_setting("server_version_num").label("version"), func.clock_timestamp().label("clock"))
 )
 WITHOUT_MOVER = Statement(_without_mover())
+_REQUIRED = (tasks.c.kind, tasks.c.requires_name, tasks.c.requires_version)
+_STORED = select(tasks.c.id, tasks.c.session_id, *_REQUIRED, tasks.c.blocked).where(tasks.c.blocked.is_not(None))
+# Found by what is required: one look at the offers for each requirement, and not for each hint.
+_UNOFFERED = (
+    select(tasks.c.id, tasks.c.session_id, *_REQUIRED, WHY_UNOFFERED)
+    .join(outbox, outbox.c.task_id == tasks.c.id)
+    .join(NOT_OFFERED, OF_REQUIREMENT)
+    .where(LEFT_LYING, outbox.c.parked.is_(None))
+)
+_HELD_UP = union_all(_STORED, _UNOFFERED).subquery("held_up")
 BLOCKED = Statement(
     select(
         func.count().label("count"),
-        func.min(sql_cast(tasks.c.id, Text)).label("id"),
-        func.min(sql_cast(tasks.c.session_id, Text)).label("session_id"),
-        tasks.c.kind,
-        tasks.c.requires_name,
-        tasks.c.requires_version,
-        tasks.c.blocked,
+        func.min(sql_cast(_HELD_UP.c.id, Text)).label("id"),
+        func.min(sql_cast(_HELD_UP.c.session_id, Text)).label("session_id"),
+        *(named := (_HELD_UP.c.kind, _HELD_UP.c.requires_name, _HELD_UP.c.requires_version, _HELD_UP.c.blocked)),
     )
-    .where(tasks.c.blocked.is_not(None))
-    .group_by(tasks.c.kind, tasks.c.requires_name, tasks.c.requires_version, tasks.c.blocked)
-    .order_by(func.count().desc(), tasks.c.requires_name, tasks.c.requires_version, tasks.c.blocked)
+    .group_by(*named)
+    .order_by(func.count().desc(), *named[1:])
     .limit(MOST_CAUSES)
 )
 OFFERED = Statement(select(offers.c.name).distinct())
@@ -432,8 +439,6 @@ def _standstill(row: Row) -> str:
             return "it is pending without a hint"
         case "pending" if row["parked"] is not None:
             return f"its hint is set aside: {row['parked']}"
-        case "pending" if not row["fitting"]:
-            return f"due since {_time(row['not_before'])}, and no live worker offers {_requirement(row)}"
         case "pending":
             return f"due since {_time(row['not_before'])}, and a worker that offers {_requirement(row)} stands idle"
         case status:
@@ -444,8 +449,6 @@ def _remedy(row: Row) -> str:
     match row["status"]:
         case "pending" if row["parked"] is not None:
             return "read the log of the relay"
-        case "pending" if row["not_before"] is not None and not row["fitting"]:
-            return f"start a worker that offers {_requirement(row)}"
         case _:
             return "see that a relay runs (`brainhands relay`) and read its log"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -36,6 +36,7 @@ from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Task
 from brainhands.shared.store import documents, past, rows
 from brainhands.shared.store.database import Call, Database, Row, Statement
+from brainhands.shared.store.due import UNOFFERED_TASKS
 from brainhands.shared.store.offers import fits
 from brainhands.shared.store.past import LogPart
 from brainhands.shared.store.tables import (
@@ -472,12 +473,19 @@ class SessionView:
         return self.session.cost
 
 
+def with_reasons(found: Sequence[Row], unoffered: Sequence[Row]) -> list[Task]:
+    """Tasks with the reason why one is held up as it is now: what no live worker offers is not stored at once."""
+    reasons = {row["id"]: row["reason"] for row in unoffered}
+    return [replace(task, blocked=reasons.get(task.id, task.blocked)) for task in map(rows.task, found)]
+
+
 def session_view(database: Database, tenant: str, session_id: SessionId) -> SessionView | None:
     """The whole current view of a session, None if the tenant has none of that id."""
-    found, talks, work, inputs, papers = database.run(
+    found, talks, work, unoffered, inputs, papers = database.run(
         SESSION(session_id=session_id, tenant=tenant),
         SESSION_CONVERSATIONS(session_id=session_id),
         SESSION_TASKS(session_id=session_id),
+        UNOFFERED_TASKS(session_id=session_id),
         SESSION_SUBMISSIONS(session_id=session_id),
         documents.SESSION_DOCUMENTS(session_id=session_id, seq=documents.ALL),
     )
@@ -486,7 +494,7 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
     return SessionView(
         session=rows.session(found.first),
         conversations=tuple(rows.conversation(row) for row in talks.rows),
-        tasks=tuple(rows.task(row) for row in work.rows),
+        tasks=tuple(with_reasons(work.rows, unoffered.rows)),
         submissions=tuple(rows.submission(row) for row in inputs.rows),
         documents=tuple(documents.read(papers.rows)),
     )

@@ -226,7 +226,7 @@ tasks = Table(
         "cause",
         postgresql_where=text("kind = 'generation' AND owner_id IS NOT NULL"),
     ),
-    Index("tasks_unfinished_idx", "status", postgresql_where=text("status <> 'done'")),
+    Index("tasks_unfinished_idx", "status", "id", postgresql_where=text("status <> 'done'")),
     Index("tasks_wake_at_idx", "wake_at", postgresql_where=text("wake_at IS NOT NULL")),
     Index(
         "tasks_signal_idx",
@@ -239,6 +239,7 @@ tasks = Table(
     Index("tasks_running_idx", "id", postgresql_where=text("status = 'running'")),
     Index("tasks_refused_idx", "id", postgresql_where=text("refused_by IS NOT NULL AND status <> 'done'")),
     Index("tasks_blocked_idx", "requires_name", postgresql_where=text("blocked IS NOT NULL")),
+    Index("tasks_blocked_why_idx", "blocked", postgresql_where=text("blocked IS NOT NULL")),
     Index(
         "tasks_one_generation_idx",
         "conversation_id",
@@ -409,6 +410,7 @@ outbox = Table(
         postgresql_where=text("published_at IS NULL AND parked IS NULL"),
     ),
     Index("outbox_published_idx", "published_at", postgresql_where=text("published_at IS NOT NULL")),
+    Index("outbox_parked_idx", "task_id", postgresql_where=text("parked IS NOT NULL")),
     Index("outbox_awaits_idx", "not_before", postgresql_where=text("awaits IS NOT NULL")),
     postgresql_with={
         "fillfactor": "70",

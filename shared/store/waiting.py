@@ -15,8 +15,9 @@ from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Status, Task
 from brainhands.shared.rules import background, compat
 from brainhands.shared.rules.first_work import GENERATION
-from brainhands.shared.store import rows, workers
+from brainhands.shared.store import reads, rows, workers
 from brainhands.shared.store.database import Database, Row, Statement
+from brainhands.shared.store.due import UNOFFERED_TASKS
 from brainhands.shared.store.slots import TENANT_SLOT
 from brainhands.shared.store.tables import approvals, outbox, tasks
 from brainhands.shared.store.tables import workers as registered
@@ -61,10 +62,14 @@ def reasons(database: Database, submission: Submission) -> list[str]:
     if submission.status is SubmissionStatus.DONE:
         return []
     session = submission.session_id
-    opened, asked, limited, live = database.run(
-        OPEN_TASKS(session_id=session), ASKED(session_id=session), LIMITED(session_id=session), workers.REGISTERED()
+    opened, unoffered, asked, limited, live = database.run(
+        OPEN_TASKS(session_id=session),
+        UNOFFERED_TASKS(session_id=session),
+        ASKED(session_id=session),
+        LIMITED(session_id=session),
+        workers.REGISTERED(),
     )
-    open_tasks = [rows.task(row) for row in opened.rows]
+    open_tasks = reads.with_reasons(opened.rows, unoffered.rows)
     own = [task for task in open_tasks if task.submission_id == submission.id]
     questions = {approval.task_id: approval for approval in map(rows.approval, asked.rows)}
     awaits = {row["task_id"]: row["awaits"] for row in limited.rows}

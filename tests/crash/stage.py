@@ -57,6 +57,7 @@ class Stage:
         fleet.environment.update(
             {FOLDER: str(folder), "BRAINHANDS_AGENTS": house.agents, "BRAINHANDS_TOOLS": house.tools},
             BRAINHANDS_LEASE_SECONDS=str(house.lease_seconds),
+            BRAINHANDS_BLOCKED_AFTER_SECONDS="0",
             MAILBOX_URL=mailbox_url,
             **dict(house.settings),
         )

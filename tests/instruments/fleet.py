@@ -45,6 +45,7 @@ class Fleet:
             BRAINHANDS_AGENTS="tests.sample.agents",
             BRAINHANDS_TOOLS="tests.sample.tools",
             BRAINHANDS_LEASE_SECONDS="3",
+            BRAINHANDS_BLOCKED_AFTER_SECONDS="0",
             BRAINHANDS_MODEL="test-model",
             SAMPLE_EFFECTS=str(self.effects_file),
         )

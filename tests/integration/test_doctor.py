@@ -86,6 +86,7 @@ class Store:
             priority=0,
             requires_name=REQUIRED,
             not_before=self.now() - due_for,
+            created_at=self.now() - due_for,
             parked=parked,
         )
         return task_id
@@ -190,12 +191,13 @@ def test_a_hint_that_a_fitting_worker_leaves_lying_is_overdue(store: Store) -> N
 
 @pytest.mark.promise("D5")
 @pytest.mark.hazard(10)
-def test_a_hint_that_no_live_worker_fits_is_overdue_unless_the_task_says_so(store: Store) -> None:
+def test_hints_that_no_live_worker_fits_are_told_as_blocked_whether_or_not_their_tasks_say_so(store: Store) -> None:
     store.worker(offering="tool:another")
     store.pending(due_for=LONG)
-    store.pending(due_for=LONG, blocked="no live worker offers tool:echo")
-    (problem,) = store.stuck()
-    assert problem.endswith("and no live worker offers tool:echo")
+    store.task("pending", blocked="no live worker offers tool:echo")
+    assert store.stuck() == []
+    (finding,) = health.blocked(store.database)
+    assert (finding.subject[:7], finding.problem) == ("2 tasks", "no live worker offers tool:echo")
 
 
 @pytest.mark.promise("D5")

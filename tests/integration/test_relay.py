@@ -348,7 +348,7 @@ def test_a_session_that_the_sweep_cannot_settle_keeps_no_other_from_it(fleet: Fl
     fleet.wait_for_workers(brain=1, hands=1)
     stopping = threading.Event()
     writer = Writer(Database(fleet.database_url), Bell(fleet.redis_url))
-    sweep = Stumbling(writer, NOBODY, restart_limit=3, stopping=stopping)
+    sweep = Stumbling(writer, NOBODY, restart_limit=3, blocked_after_seconds=60, stopping=stopping)
     thread = threading.Thread(target=sweep.run)
     with relay_here(fleet, Publisher(fleet.redis_url)):
         limited = [fleet.script({"fault": "429", "retry_after": 1.0, "times": 1, "text": text}) for text in "abc"]

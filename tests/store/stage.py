@@ -250,9 +250,15 @@ def stage_of(database_url: str, **options: Any) -> Iterator[Stage]:
         stage.close()
 
 
-def sweep_of(database: Database, *, restart_limit: int = 3) -> Sweep:
+def sweep_of(database: Database, *, restart_limit: int = 3, blocked_after_seconds: float = 0) -> Sweep:
     """A relay's sweep on this store."""
-    return Sweep(Writer(database, Bell(NO_REDIS)), NOBODY, restart_limit=restart_limit, stopping=threading.Event())
+    return Sweep(
+        Writer(database, Bell(NO_REDIS)),
+        NOBODY,
+        restart_limit=restart_limit,
+        blocked_after_seconds=blocked_after_seconds,
+        stopping=threading.Event(),
+    )
 
 
 def play_task(draft: Draft, task_id: TaskId, *, owner_id: TaskId | None = None) -> Task:

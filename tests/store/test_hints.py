@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from brainhands.shared.model.ids import TaskId, new_task_id
+from brainhands.shared.model.ids import TaskId, new_task_id, new_worker_id
 from brainhands.shared.model.task import Status
 from brainhands.shared.model.worker import Offer
 from brainhands.shared.runtime.settings import libpq_url
-from brainhands.shared.store import hints, turns, workers
-from tests.store.stage import PLAY, POOL, Stage, finish, nap, play_task
+from brainhands.shared.store import health, hints, turns, workers
+from tests.store.stage import AGENT, PLAY, POOL, Stage, finish, nap, play_task, sweep_of
 
 
 def take(stage: Stage, room: int = 1000, pool: str = POOL) -> set[TaskId]:
@@ -155,6 +156,43 @@ def test_a_hint_goes_only_where_its_version_is_offered(stage: Stage) -> None:
         stage.worker(pool=pool, offers=offers)
 
     assert [pool for pool in pools if task_id in take(stage, pool=pool)] == ["hands.both"]
+
+
+@pytest.mark.promise("H7", "H11")
+def test_a_deploy_that_restarts_the_only_worker_writes_nothing_and_whoever_looks_sees_why(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where nobody has come for a while does an event say so, once."""
+    receipt = stage.submit()
+    session_id = receipt.session_id
+    sweep = sweep_of(stage.database, blocked_after_seconds=60)
+    before = stage.sql("SELECT * FROM brainhands.sessions WHERE id = %s", session_id)
+
+    def looks() -> tuple[set[str | None], list[str], list[str]]:
+        sweep.sweep_once()
+        blocked = {task.blocked for task in stage.client.session(session_id).tasks}
+        waits_for = stage.client.waits_for(receipt.submission_id)
+        return blocked, waits_for, [finding.problem for finding in health.blocked(stage.database)]
+
+    stage.sql("UPDATE brainhands.outbox SET created_at = now() - interval '1 hour'")
+    stage.database.run(workers.leave(stage.first.info.id))
+    stage.database.run(*workers.see(replace(stage.first.info, id=new_worker_id(), role="relay", offers=())))
+    reason = f"no live worker offers agent:{AGENT}"
+    (stored,) = stage.client.document(session_id, "live").value["tasks"]
+    assert stored["blocked"] == reason
+    assert looks() == ({reason}, [f"a worker for the model: {reason}; start one that offers agent:{AGENT}"], [reason])
+
+    stage.worker()
+    assert looks() == ({None}, ["its turn for the model"], [])
+    assert stage.sql("SELECT * FROM brainhands.sessions WHERE id = %s", session_id) == before
+
+    stage.sql("DELETE FROM brainhands.offers")
+    sweep.sweep_once()
+    later = time.monotonic() + 61
+    monkeypatch.setattr("brainhands.outbox.sweep.time.monotonic", lambda: later)
+    assert looks()[0] == {reason}
+    sweep.sweep_once()
+    assert stage.types(session_id).count("task_blocked") == 1
 
 
 @pytest.mark.promise("H3")

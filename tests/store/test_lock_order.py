@@ -17,7 +17,7 @@ from brainhands.shared.model.event import TaskPhase
 from brainhands.shared.model.ids import SessionId, TaskId
 from brainhands.shared.model.task import Status
 from brainhands.shared.runtime.settings import libpq_url
-from brainhands.shared.store import attempts, due
+from brainhands.shared.store import attempts, slots
 from brainhands.shared.store.database import Database
 from brainhands.shared.store.locked import Locked, read_locked
 from tests.store.stage import Stage, finish, go_on, nap
@@ -103,7 +103,7 @@ def test_a_commit_frozen_half_way_is_ended_by_the_server_and_frees_its_session(s
             read_locked(transaction, session_id, [], skip_locked=False)
             locked.set()
             assert thawed.wait(30)
-            transaction.run(*due.mend_hints())
+            transaction.run(slots.free_abandoned())
 
     with ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(freeze)

@@ -55,6 +55,8 @@ VALUES: dict[str, object] = {
     "owners": [SOME],
     "taken": [SOME],
     "seqs": [1, 2],
+    "round": 2000,
+    "versions": [1],
     "fences": [1, 1],
     "types": ["user_message"],
     "names": ["play"],
@@ -77,14 +79,8 @@ VALUES: dict[str, object] = {
 }
 """A value for each parameter; ids are what is left."""
 
-WHOLE = {
-    "due.READY": {"waits"},
-    "due.BLOCK": {"outbox"},
-    "due.INPUT": {"inbox"},
-    "due.DROP_USELESS_HINTS": {"outbox"},
-    "due.ADD_MISSING_HINTS": {"outbox"},
-}
-"""The sweep judges all inputs that wait, all open waits and all hints; none of these has rows of work that ended."""
+WHOLE = {"health.BLOCKED": {"outbox"}}
+"""It reads hints where something is required that no live worker offers, and counts what that holds up."""
 
 STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
@@ -140,3 +136,30 @@ def test_a_statement_finds_its_rows_by_an_index(
     found = plan(filled, STATEMENTS[name])
 
     assert set(scans(found)) <= WHOLE.get(name, set()), found
+
+
+SWEEP = {name: statement for name, statement in STATEMENTS.items() if name.startswith("due.")}
+ROWS_OF_A_ROUND = 100
+
+
+def rows_read(node: dict[str, Any]) -> int:
+    """What a plan's scans looked at, the rows that their filters took away among them."""
+    inner = sum(map(rows_read, node.get("Plans", [])))
+    if "Scan" not in node["Node Type"] or node["Node Type"] in ("CTE Scan", "WorkTable Scan", "Subquery Scan"):
+        return inner
+    taken_away = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return inner + int((node["Actual Rows"] + taken_away) * node["Actual Loops"])
+
+
+@pytest.mark.promise("H11", "I10")
+@pytest.mark.parametrize("name", sorted(SWEEP))
+def test_a_sweep_reads_what_is_due_and_a_round_whatever_waits(filled: RawCursor[Any], name: str) -> None:
+    """The store has 10,000 hints, of which most wait, and as many inputs that wait."""
+    statement = SWEEP[name]
+    known = {"place": UUID(int=0), "last": UUID(int=2**121), "round": ROWS_OF_A_ROUND, "names": ["nobody"]}
+    given = {each: known.get(each, VALUES.get(each, SOME)) for each in statement.sql.names}
+    call = statement(**{**given, **statement().parameters})
+    text = f"EXPLAIN (ANALYZE, FORMAT JSON) {call.sql.text}"
+    found = filled.execute(text.encode(), [call.parameters[each] for each in call.sql.names]).fetchall()
+
+    assert rows_read(found[0][0]["Plan"]) < 1_500, found

@@ -44,7 +44,9 @@ class Stumbling(Sweep):
 
     def __init__(self, stage: Stage, stopping: threading.Event | None = None) -> None:
         writer = Writer(stage.database, Bell(NO_REDIS))
-        super().__init__(writer, NOBODY, restart_limit=3, stopping=stopping or threading.Event())
+        super().__init__(
+            writer, NOBODY, restart_limit=3, blocked_after_seconds=0, stopping=stopping or threading.Event()
+        )
         self.trouble: set[UUID] = set()
         self.error: Exception = KeyError("unexpected")
         self.tries = 0
@@ -108,13 +110,13 @@ def unanswered_input(stage: Stage) -> SessionId:
 
 def still_due(stage: Stage) -> set[SessionId]:
     """The sessions of all candidates that the sweep would find now."""
-    known = due.circumstances(stage.database)
+    known = due.circumstances(stage.database, due.unoffered(stage.database))
     found = set()
     for sort in Due:
-        place = due.FIRST_PAGE
-        while page := due.find(stage.database, sort, known, place):
+        place: UUID | None = due.FIRST_PAGE
+        while place is not None:
+            page, place = due.find(stage.database, sort, known, place)
             found |= {row["session_id"] for row in page}
-            place = page[-1]["subject"]
     return found
 
 
@@ -224,6 +226,7 @@ def test_a_sweep_outlives_a_table_that_is_gone_for_a_while(
     stage: Stage, caplog: pytest.LogCaptureFixture, table: str
 ) -> None:
     task_id = asleep(stage)
+    candidates(stage, Due.READY)
     stage.sql(f"ALTER TABLE brainhands.{table} RENAME TO elsewhere")
     with sweeping(stage):
         wait_for_record(caplog, "sweep_failed")

@@ -87,7 +87,13 @@ def test_the_sweep_goes_on(
     unexpected = Unexpected(error)
     monkeypatch.setattr(Sweep, work, unexpected)
     stopping = threading.Event()
-    sweep = Sweep(Writer(shared_stage.database, Bell(NO_REDIS)), NOBODY, restart_limit=3, stopping=stopping)
+    sweep = Sweep(
+        Writer(shared_stage.database, Bell(NO_REDIS)),
+        NOBODY,
+        restart_limit=3,
+        blocked_after_seconds=60,
+        stopping=stopping,
+    )
 
     with in_a_thread(sweep.run, stopping.set):
         assert unexpected.went_on.wait(20)

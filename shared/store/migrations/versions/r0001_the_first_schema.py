@@ -82,6 +82,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("awaits IS NOT NULL"),
     )
     op.create_index(
+        "outbox_parked_idx",
+        "outbox",
+        ["task_id"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("parked IS NOT NULL"),
+    )
+    op.create_index(
         op.f("outbox_priority_not_before_idx"),
         "outbox",
         ["priority", "not_before"],
@@ -513,6 +521,14 @@ def upgrade() -> None:
         postgresql_where=sa.text("blocked IS NOT NULL"),
     )
     op.create_index(
+        "tasks_blocked_why_idx",
+        "tasks",
+        ["blocked"],
+        unique=False,
+        schema="brainhands",
+        postgresql_where=sa.text("blocked IS NOT NULL"),
+    )
+    op.create_index(
         "tasks_one_generation_idx",
         "tasks",
         ["conversation_id"],
@@ -572,7 +588,7 @@ def upgrade() -> None:
     op.create_index(
         "tasks_unfinished_idx",
         "tasks",
-        ["status"],
+        ["status", "id"],
         unique=False,
         schema="brainhands",
         postgresql_where=sa.text("status <> 'done'"),
