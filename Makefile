@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check crash soak bench promises
+.PHONY: help demo up test check crash soak bench scale promises
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ soak: $(INSTALLED) ## minutes of random sessions under random faults; SOAK="--se
 
 bench: $(INSTALLED) ## turns a second and hand-off times, to build/bench.json
 	$(BIN)/python -m tests.bench
+
+scale: $(INSTALLED) ## a tenth of ten million events against an empty store, to build/scale.json; SCALE="--part 1"
+	$(BIN)/python -m tests.scale $(SCALE)
 
 promises: $(INSTALLED) ## which promises are kept, to build/promises.json
 	$(BIN)/pytest -n 2 --dist worksteal -m promise --promises-json build/promises.json

@@ -64,7 +64,7 @@ def examine() -> Report:
     with closing(Database(found.database_url, step_seconds=PATIENCE_SECONDS)) as database:
         pools: set[str] = set()
         try:
-            findings += _postgres(database)
+            findings += looks_at_postgres(database)
             pools = {part.pool for part in health.parts(database)}
         except (*TRANSIENT, BrainhandsError) as error:
             told = error if isinstance(error, BrainhandsError) else unavailable(error)
@@ -102,7 +102,7 @@ def _unreachable(name: str, address: str, error: BrainhandsError) -> Finding:
     )
 
 
-def _postgres(database: Database) -> list[Finding]:
+def looks_at_postgres(database: Database) -> list[Finding]:
     """Raises ServerUnavailable, SchemaNotCurrent, CodeTooOld, UnfitDatabase."""
     migrate.require_current(database.url)
     return [

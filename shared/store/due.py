@@ -53,7 +53,7 @@ from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 PAGE = 200
 """Candidates in one answer."""
 
-ROUND = 2_000
+ROUND = 200
 """Rows that a pass looks at of what is looked for on rounds."""
 
 FIRST_PAGE = UUID(int=0)
@@ -77,7 +77,7 @@ class Due(StrEnum):
     INPUT = "input"
 
 
-_NOW = func.clock_timestamp()
+_NOW = func.statement_timestamp()  # stable, so that an index can serve it
 _GRACE = text(f"interval '{GRACE_SECONDS} seconds'")
 _PUT_OFF = text(f"interval '{PUT_OFF_SECONDS} seconds'")
 _OTHER = tasks.alias("other")

@@ -30,7 +30,7 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
-    case,
+    any_,
     exists,
     func,
     literal_column,
@@ -55,7 +55,6 @@ from brainhands.shared.store.tables import (
     events,
     offers,
     outbox,
-    sessions,
     slots,
     tasks,
     waits,
@@ -69,9 +68,12 @@ WORKING = ("brain.", "hands.")
 
 LATELY_MINUTES = 10
 MOST_CAUSES = 50
+MOST_LATE = 10_000
 MOST_CALLS = 10_000
 
-_LATE = func.clock_timestamp() - text(f"interval '{LATE_SECONDS} seconds'")
+_LATE = func.statement_timestamp() - text(f"interval '{LATE_SECONDS} seconds'")
+_UNHELD = and_(tasks.c.status == "pending", tasks.c.blocked.is_(None))
+_HINTED = outbox.c.task_id == tasks.c.id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,25 +307,15 @@ def _grounded() -> CTE:
 
 
 def _without_mover() -> Select[Any]:
-    idle, grounded = _idle(), _grounded()
-    name, version = outbox.c.requires_name, outbox.c.requires_version
-    more = {"log_format": sessions.c.log_format, "refused_by": tasks.c.refused_by}
-    free = and_(
-        or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(name)),
-        or_(
-            workers.c.tenant_concurrency.is_(None), workers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)
-        ),
-    )
-    left_lying = fits(name, version, workers.c.id.in_(select(idle.c.id)), free, **more)
-    hint_moves = and_(
-        outbox.c.task_id.is_not(None), outbox.c.parked.is_(None), or_(outbox.c.not_before > _LATE, ~left_lying)
-    )
-    moves = case(
-        (tasks.c.status == "running", tasks.c.lease_until > _LATE),
-        (tasks.c.wake_at.is_not(None), tasks.c.wake_at > _LATE),
-        (tasks.c.status == "pending", or_(tasks.c.blocked.is_not(None), func.coalesce(hint_moves, False))),
-        else_=tasks.c.id.in_(select(grounded.c.id)),
-    )
+    """Each sort is found by itself: none goes through all that is open."""
+    late = union_all(
+        select(tasks.c.id).where(tasks.c.status == "running", tasks.c.lease_until <= _LATE),
+        select(tasks.c.id).where(tasks.c.wake_at <= _LATE),
+        _unhinted(),
+        select(outbox.c.task_id).join(tasks, _HINTED).where(outbox.c.parked.is_not(None), _UNHELD),
+        _left_lying(),
+        _ungrounded(),
+    ).subquery("late")
     return (
         select(
             tasks.c.id,
@@ -337,11 +329,45 @@ def _without_mover() -> Select[Any]:
             outbox.c.not_before,
             outbox.c.parked,
         )
-        .join(sessions, sessions.c.id == tasks.c.session_id)
-        .outerjoin(outbox, outbox.c.task_id == tasks.c.id)
-        .where(tasks.c.status != "done", ~moves)
+        .outerjoin(outbox, _HINTED)
+        # As an array they are looked up one by one: there are few of them, which no plan could know.
+        .where(tasks.c.id == any_(func.array(select(late.c.id).limit(MOST_LATE).scalar_subquery())))
         .order_by(tasks.c.id)
     )
+
+
+def _unhinted() -> Select[Any]:
+    return select(tasks.c.id).outerjoin(outbox, _HINTED).where(_UNHELD, outbox.c.task_id.is_(None))
+
+
+def _left_lying() -> Select[Any]:
+    """Hints that have been due for long while a worker that fits stands idle: read only where one does."""
+    idle = _idle()
+    name = outbox.c.requires_name
+    free = and_(
+        or_(offers.c.concurrency.is_(None), offers.c.concurrency > _held(name)),
+        or_(
+            workers.c.tenant_concurrency.is_(None), workers.c.tenant_concurrency > _held(TENANT_SLOT + outbox.c.tenant)
+        ),
+    )
+    idle_one = workers.c.id.in_(select(idle.c.id))
+    offered = select(offers.c.name).where(offers.c.worker_id.in_(select(idle.c.id))).distinct().subquery("offered")
+    fitting = fits(
+        name, outbox.c.requires_version, idle_one, free, log_format=outbox.c.log_format, refused_by=tasks.c.refused_by
+    )
+    return (
+        select(outbox.c.task_id)
+        .join(offered, offered.c.name == name)
+        .join(tasks, _HINTED)
+        .where(outbox.c.parked.is_(None), outbox.c.not_before <= _LATE, _UNHELD, fitting)
+    )
+
+
+def _ungrounded() -> Select[Any]:
+    """Tasks that wait for others, or wind up, where no chain of open tasks leads to one that moves by itself."""
+    grounded = _grounded()
+    others = or_(and_(tasks.c.status == "waiting", tasks.c.signal_name.is_(None)), tasks.c.status == "completing")
+    return select(tasks.c.id).outerjoin(grounded, grounded.c.id == tasks.c.id).where(others, grounded.c.id.is_(None))
 
 
 def _newest(column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -375,7 +401,7 @@ BLOCKED = Statement(
     .limit(MOST_CAUSES)
 )
 OFFERED = Statement(select(offers.c.name).distinct())
-_LATELY = func.clock_timestamp() - text(f"interval '{LATELY_MINUTES} minutes'")
+_LATELY = func.statement_timestamp() - text(f"interval '{LATELY_MINUTES} minutes'")
 PARTS = Statement(
     select(
         workers.c.role,

@@ -138,6 +138,8 @@ events = Table(
         "seq",
         postgresql_where=text("type IN ('submission_done', 'session_resumed', 'events_redacted', 'session_erased')"),
     ),
+    # Events are stored nearly in the order of their time.
+    Index("events_at_idx", "at", postgresql_using="brin", postgresql_with={"autosummarize": "true"}),
     Index("events_model_errors_idx", "at", postgresql_where=text("type = 'model_error'")),
 )
 
@@ -263,6 +265,8 @@ attempts = Table(
     Column("late_result", JSON),
     Column("ended_at", Time),
     PrimaryKeyConstraint("task_id", "fence"),
+    # Attempts are stored in the order in which they begin, so a few pages hold the latest.
+    Index("attempts_started_at_idx", "started_at", postgresql_using="brin", postgresql_with={"autosummarize": "true"}),
 )
 
 waits = Table(

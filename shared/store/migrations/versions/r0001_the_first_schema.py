@@ -26,6 +26,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("task_id", "fence", name=op.f("attempts_pkey")),
         schema="brainhands",
     )
+    op.create_index(
+        "attempts_started_at_idx",
+        "attempts",
+        ["started_at"],
+        unique=False,
+        schema="brainhands",
+        postgresql_using="brin",
+        postgresql_with={"autosummarize": "true"},
+    )
     op.create_table(
         "catalogue",
         sa.Column("name", sa.Text(), nullable=False),
@@ -366,6 +375,15 @@ def upgrade() -> None:
         unique=False,
         schema="brainhands",
         postgresql_where=sa.text("type IN ('submission_done', 'session_resumed', 'events_redacted', 'session_erased')"),
+    )
+    op.create_index(
+        "events_at_idx",
+        "events",
+        ["at"],
+        unique=False,
+        schema="brainhands",
+        postgresql_using="brin",
+        postgresql_with={"autosummarize": "true"},
     )
     op.create_index(
         "events_model_errors_idx",
