@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from uuid import UUID
 
 from brainhands.shared.engine import inbox
@@ -27,7 +28,7 @@ from brainhands.shared.model.ids import ConversationId, SessionId
 from brainhands.shared.runtime.logs import logger
 from brainhands.shared.store import due, slots, workers
 from brainhands.shared.store.database import TRANSIENT, Row, log_interruption
-from brainhands.shared.store.due import Due, Needed
+from brainhands.shared.store.due import Due, Mend, Needed
 from brainhands.shared.store.locked import Locked
 
 log = logger(__name__)
@@ -71,9 +72,10 @@ class Sweep:
         self._restart_limit = restart_limit
         self._blocked_after_seconds = blocked_after_seconds
         self._stopping = stopping
-        self._places: dict[Due, UUID] = {}
-        """Where to go on with a sort that has more candidates than a sweep gets through, or is looked for on rounds."""
-        self._hints_places: dict[str, UUID] = {}
+        self._places: dict[Due | Mend, UUID] = {}
+        """Where to go on with a sort that has more candidates than a sweep gets through, or more rows than a round."""
+        self._turns = cycle(due.ON_ROUNDS)
+        """Whose round it is, of those that take more than one."""
         self._unoffered_since: dict[Needed, float] = {}
         """Since when, in monotonic time, no live worker offers what hints require: a fleet may be starting anew."""
         self._resting: dict[tuple[Due, UUID], Rest] = {}
@@ -89,10 +91,14 @@ class Sweep:
 
     def sweep_once(self) -> None:
         """Settle everything that is due now and whose session is free; an error costs the work that met it."""
-        self._survive(self._mend)
+        turn = next(self._turns)
+        for mend in Mend:
+            self._survive(partial(self._mend, mend, turn))
+        self._survive(self._free_slots)
         known = due.circumstances(self._database, self._long_unoffered())
         for sort in Due:
-            self._survive(partial(self._settle_sort, sort, known))
+            if sort not in due.ON_ROUNDS or self._has_its_round(sort, turn):
+                self._survive(partial(self._settle_sort, sort, known))
 
     def _survive(self, work: Callable[[], None]) -> None:
         try:
@@ -102,9 +108,19 @@ class Sweep:
         except Exception:
             log.exception("sweep_failed")
 
-    def _mend(self) -> None:
-        due.mend_hints(self._database, self._hints_places)
+    def _free_slots(self) -> None:
         self._database.run(slots.free_abandoned())
+
+    def _has_its_round(self, name: Due | Mend, turn: Due | Mend) -> bool:
+        """A round that sees all there is is made in each sweep; of longer ones there is one in a sweep."""
+        return name == turn or name not in self._places
+
+    def _mend(self, mend: Mend, turn: Due | Mend) -> None:
+        if not self._has_its_round(mend, turn):
+            return
+        place = due.mend_hints(self._database, mend, self._places.pop(mend, due.FIRST_PAGE))
+        if place is not None:
+            self._places[mend] = place
 
     def _long_unoffered(self) -> list[Needed]:
         now = time.monotonic()

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ARRAY,
     CTE,
     ColumnElement,
+    FromClause,
     Integer,
     Select,
     Text,
@@ -53,7 +54,7 @@ from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 PAGE = 200
 """Candidates in one answer."""
 
-ROUND = 200
+ROUND = 500
 """Rows that a pass looks at of what is looked for on rounds."""
 
 FIRST_PAGE = UUID(int=0)
@@ -75,6 +76,13 @@ class Due(StrEnum):
     BLOCK = "block"
     UNBLOCK = "unblock"
     INPUT = "input"
+
+
+class Mend(StrEnum):
+    """What is done about hints: one of a task that is not runnable goes, a runnable task without one gets it."""
+
+    USELESS = "useless hint"
+    MISSING = "missing hint"
 
 
 _NOW = func.statement_timestamp()  # stable, so that an index can serve it
@@ -157,15 +165,22 @@ def _requirements() -> CTE:
     return union(select(walk), published).cte("required")
 
 
-_REQUIRED = _requirements()
+REQUIRED = _requirements()
+"""What hints require, each once: (name, version with 0 for any, log_format)."""
+
 NOT_OFFERED = (
-    select(_REQUIRED)
-    .where(~fits(_REQUIRED.c.name, _REQUIRED.c.version, LIVE, log_format=_REQUIRED.c.log_format))
+    select(REQUIRED)
+    .where(~fits(REQUIRED.c.name, REQUIRED.c.version, LIVE, log_format=REQUIRED.c.log_format))
     .cte("not_offered")
 )
 """What hints require that no live worker offers; it costs by how many requirements there are, not by hints."""
 
-OF_REQUIREMENT = and_(*(column == needed for column, needed in zip(_REQUIREMENT, NOT_OFFERED.c, strict=True)))
+
+def of_requirement(required: FromClause) -> ColumnElement[bool]:
+    """Whether a hint requires what a row of REQUIRED says."""
+    return and_(*(column == needed for column, needed in zip(_REQUIREMENT, required.c, strict=True)))
+
+
 UNOFFERED = Statement(select(NOT_OFFERED))
 
 _LONG_UNOFFERED = tuple_(*_REQUIREMENT).in_(
@@ -226,7 +241,7 @@ _FIND = {
     Due.UNBLOCK: UNBLOCK,
     Due.INPUT: INPUT,
 }
-_ROUNDS = {Due.READY: ROUND_OF_READY, Due.COMPLETE: ROUND_OF_COMPLETE, Due.INPUT: ROUND_OF_INPUT}
+_ENDS_OF_ROUNDS = {Due.READY: ROUND_OF_READY, Due.COMPLETE: ROUND_OF_COMPLETE, Due.INPUT: ROUND_OF_INPUT}
 _HINTS_OF_ROUND = and_(
     outbox.c.task_id > bindparam("place", type_=Uuid), outbox.c.task_id <= bindparam("last", type_=Uuid)
 )
@@ -269,6 +284,11 @@ ADD_MISSING_HINTS = Statement(
     )
     .on_conflict_do_nothing()
 )
+_MENDS = {
+    Mend.USELESS: (ROUND_OF_HINTS, DROP_USELESS_HINTS),
+    Mend.MISSING: (ROUND_OF_PENDING, ADD_MISSING_HINTS),
+}
+ON_ROUNDS: tuple[Due | Mend, ...] = (*_ENDS_OF_ROUNDS, *_MENDS)
 UNOFFERED_TASKS = Statement(
     select(tasks.c.id, WHY_UNOFFERED.label("reason")).where(
         tasks.c.session_id == bindparam("session_id"), _UNHELD, _HINTED, LEFT_LYING, ~_FITS_HINT
@@ -312,10 +332,10 @@ def find(database: Database, due: Due, known: Row, after: UUID = FIRST_PAGE) -> 
     With it comes the place where the next pass goes on, of a sort that is looked for on rounds; None at the round's
     end. `subject` is a task, of `input` a conversation; `known` are the circumstances.
     """
-    if due not in _ROUNDS:
+    if due not in _ENDS_OF_ROUNDS:
         (result,) = database.run(_FIND[due](place=after, most=PAGE, **known))
         return result.rows, result.rows[-1]["subject"] if len(result.rows) == PAGE else None
-    last, place = _round_from(database, _ROUNDS[due], after)
+    last, place = _round_from(database, _ENDS_OF_ROUNDS[due], after)
     if last is None:
         return [], None
     (result,) = database.run(_FIND[due](place=after, last=last, most=PAGE))
@@ -330,18 +350,10 @@ def _round_from(database: Database, end_of_round: Statement, after: UUID) -> tup
     return last, last if result.first["rows"] == ROUND else None
 
 
-def mend_hints(database: Database, places: dict[str, UUID]) -> None:
-    """Remove hints of tasks that are not runnable, and give runnable tasks without a hint theirs, on rounds.
-
-    `places` is where they stand, and is moved on.
-    """
-    for name, end_of_round, mend in (
-        ("useless", ROUND_OF_HINTS, DROP_USELESS_HINTS),
-        ("missing", ROUND_OF_PENDING, ADD_MISSING_HINTS),
-    ):
-        place = places.pop(name, FIRST_PAGE)
-        last, following = _round_from(database, end_of_round, place)
-        if following is not None:
-            places[name] = following
-        if last is not None:
-            database.run(mend(place=place, last=last))
+def mend_hints(database: Database, mend: Mend, after: UUID = FIRST_PAGE) -> UUID | None:
+    """One round of a mending of hints; gives where the next one begins, None where it was the last."""
+    end_of_round, statement = _MENDS[mend]
+    last, place = _round_from(database, end_of_round, after)
+    if last is not None:
+        database.run(statement(place=after, last=last))
+    return place

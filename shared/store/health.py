@@ -46,7 +46,7 @@ from brainhands.shared.model.task import Requirement
 from brainhands.shared.rules import compat
 from brainhands.shared.store import workers as register
 from brainhands.shared.store.database import Database, Row, Statement
-from brainhands.shared.store.due import LEFT_LYING, NOT_OFFERED, OF_REQUIREMENT, WHY_UNOFFERED
+from brainhands.shared.store.due import LEFT_LYING, NOT_OFFERED, WHY_UNOFFERED, of_requirement
 from brainhands.shared.store.offers import LIVE, LIVE_SECONDS, fits
 from brainhands.shared.store.slots import TENANT_SLOT
 from brainhands.shared.store.tables import (
@@ -385,7 +385,7 @@ _STORED = select(tasks.c.id, tasks.c.session_id, *_REQUIRED, tasks.c.blocked).wh
 _UNOFFERED = (
     select(tasks.c.id, tasks.c.session_id, *_REQUIRED, WHY_UNOFFERED)
     .join(outbox, outbox.c.task_id == tasks.c.id)
-    .join(NOT_OFFERED, OF_REQUIREMENT)
+    .join(NOT_OFFERED, of_requirement(NOT_OFFERED))
     .where(LEFT_LYING, outbox.c.parked.is_(None))
 )
 _HELD_UP = union_all(_STORED, _UNOFFERED).subquery("held_up")

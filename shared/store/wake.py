@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Text, and_, bindparam, case, func, literal_column, or_, select, union_all
+from sqlalchemy import ColumnElement, Select, Text, and_, bindparam, case, func, literal_column, or_, select, union_all
 
+from brainhands.shared.model.task import Priority
 from brainhands.shared.store.database import Database, Statement
-from brainhands.shared.store.due import NO_WORKER
+from brainhands.shared.store.due import NO_WORKER, REQUIRED, of_requirement
 from brainhands.shared.store.offers import LIVE, fits
 from brainhands.shared.store.tables import catalogue, offers, outbox, tasks, workers
 
@@ -49,12 +50,35 @@ def _of_the_pool(name: ColumnElement[str], version: ColumnElement[int]) -> Colum
 
 _NOW = func.statement_timestamp()
 _OF_POOL = _of_the_pool(tasks.c.requires_name, tasks.c.requires_version)
+_REQUIRED = REQUIRED.alias("needed")
+_OF_REQUIRED = and_(outbox.c.parked.is_(None), of_requirement(_REQUIRED))
+
+
+def _hints() -> Select[tuple[datetime]]:
+    """When the next hint of each thing that the pool's work requires is due; of those that are, any will do."""
+    due = [
+        select(outbox.c.not_before).where(_OF_REQUIRED, of_kind, outbox.c.not_before <= _NOW).limit(1).scalar_subquery()
+        for of_kind in (outbox.c.published_at.is_(None), outbox.c.published_at.is_not(None))
+    ]
+    # By the index of each lane, from the first one on that is not due yet.
+    later = [
+        select(outbox.c.not_before)
+        .where(_OF_REQUIRED, outbox.c.priority == literal_column(str(int(lane))), outbox.c.not_before > _NOW)
+        .order_by(outbox.c.not_before)
+        .limit(1)
+        .scalar_subquery()
+        for lane in Priority
+    ]
+    return select(func.coalesce(*due, func.least(*later)).label("at")).where(
+        _of_the_pool(_REQUIRED.c.name, _REQUIRED.c.version)
+    )
+
+
 _TIMES = union_all(
-    select(outbox.c.not_before.label("at")).where(
-        outbox.c.parked.is_(None), _of_the_pool(outbox.c.requires_name, outbox.c.requires_version)
-    ),
+    _hints(),
     select(_NOW).where(tasks.c.blocked.startswith(NO_WORKER), _OF_POOL),
-    select(tasks.c.wake_at).where(tasks.c.wake_at.is_not(None), _OF_POOL),
+    # One after the other, until one is the pool's.
+    select(tasks.c.wake_at).where(tasks.c.wake_at.is_not(None), _OF_POOL).order_by(tasks.c.wake_at).limit(1),
     select(tasks.c.lease_until).where(tasks.c.status == "running", _OF_POOL),
 ).subquery("times")
 NEXT = Statement(select(func.min(_TIMES.c.at).label("at"), (func.min(_TIMES.c.at) <= _NOW).label("ready")))

@@ -96,6 +96,9 @@ class Subject:
     def doctor(self) -> None:
         list(looks_at_postgres(self._database))
 
+    def next_wake(self) -> None:
+        assert self.client.next_wake(self.stage.first.info.pool).ready
+
     def sessions(self) -> None:
         reads.sessions_of(self._database, "default")
 
@@ -150,6 +153,7 @@ def measures(subject: Subject) -> dict[str, float]:
         "relay pass": (subject.before_pass, subject.relay_pass, TIMES),
         "sweep pass": (nothing, subject.sweep, TIMES),
         "doctor": (nothing, subject.doctor, DOCTOR_TIMES),
+        "next wake": (nothing, subject.next_wake, TIMES),
         "sessions": (nothing, subject.sessions, TIMES),
         "show": (nothing, subject.show, TIMES),
         "context of a sub-agent": (nothing, subject.context, TIMES),

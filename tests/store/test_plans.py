@@ -30,6 +30,9 @@ from brainhands.shared.store import (
     redactions,
     slots,
     turns,
+    waiting,
+    wake,
+    workers,
 )
 from brainhands.shared.store.database import Statement
 from tests.conftest import migrated, new_database
@@ -57,6 +60,9 @@ VALUES: dict[str, object] = {
     "seqs": [1, 2],
     "round": 2000,
     "versions": [1],
+    "pids": [1],
+    "the_pid": 1,
+    "concurrencies": [None],
     "fences": [1, 1],
     "types": ["user_message"],
     "names": ["play"],
@@ -86,7 +92,7 @@ STATEMENTS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": statement
     for module in (
         *(attempts, commits, derived, documents, due, forks, hints),
-        *(past, places, questions, reads, redactions, slots, turns, locked),
+        *(past, places, questions, reads, redactions, slots, turns, locked, waiting, wake, workers),
     )
     for name, statement in vars(module).items()
     if isinstance(statement, Statement) and " VALUES (" not in statement.sql.text

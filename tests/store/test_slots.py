@@ -323,7 +323,8 @@ def test_sweeps_that_mend_and_claims_that_take_slots_do_not_wait_for_each_other(
 
     with psycopg.connect(libpq_url(stage.database_url)) as somebody:
         somebody.execute("SELECT FROM brainhands.slots WHERE number = 1 FOR UPDATE")
-        due.mend_hints(stage.database, {})
+        for mend in due.Mend:
+            due.mend_hints(stage.database, mend)
         stage.database.run(slots.free_abandoned())
         run_and_die(stage, task_id, worker)
 
