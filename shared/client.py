@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice, takewhile
 from typing import Any, Self, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from sqlalchemy import text
 
 from brainhands.shared import doors
 from brainhands.shared.errors import (
+    BadCursor,
     BadInput,
     ServerUnavailable,
     SettingsError,
@@ -58,8 +60,9 @@ from brainhands.shared.model.ids import (
     new_uuid,
 )
 from brainhands.shared.model.json import Json, clean, clean_text, digest
+from brainhands.shared.model.page import Page, cursor, read_cursor
 from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
-from brainhands.shared.model.session import Session
+from brainhands.shared.model.session import Session, SessionSummary
 from brainhands.shared.model.signal import OF_PEOPLE, SignalReceipt
 from brainhands.shared.model.submission import Cancellation, Mode, ModeName, Receipt, Submission, SubmissionStatus
 from brainhands.shared.model.task import Priority, PriorityName, Task
@@ -73,6 +76,7 @@ from brainhands.shared.store.wake import NextWake
 CallerConnection: TypeAlias = "psycopg.Connection[Any] | sqlalchemy.Connection"
 
 Read = TypeVar("Read")
+Item = TypeVar("Item")
 
 INPUT_LIMIT = 1_000_000
 """Characters of one input."""
@@ -82,6 +86,9 @@ SIGNAL_BYTES = 256 * 1024
 ALL = 2**31 - 1
 NAME_LIMIT = 500
 """Characters of a request_id or an agent's name."""
+
+MOST_A_PAGE = 1000
+"""Items of one page."""
 
 SILENCE_SECONDS = 0.5
 """After which a watch says that nothing has come."""
@@ -188,21 +195,58 @@ class Client:
             raise UnknownSession(session_id)
         return found
 
-    def session_ids(self) -> list[SessionId]:
-        """All sessions of the tenant, newest first."""
-        return [row["id"] for row in reads.sessions_of(self._database, self.tenant, most=ALL)]
+    def sessions(
+        self,
+        *,
+        agent: str | None = None,
+        open: bool | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> Page[SessionSummary]:
+        """The tenant's sessions, the newest first, at most `limit` of them, from behind the `next` of another page on.
 
-    def events(self, session: SessionId | UUID | str, after: int = 0) -> list[Event]:
-        """All committed events of a session after a seq, in order; a fork has those of its past too.
-
-        Raises UnknownSession.
+        Only those of an agent, with open tasks or without any, made since a time, or before one. Raises BadInput.
         """
-        after = _seq(after, "after")
-        parts = past.parts(self._database, self._found(session))
-        events: list[Event] = []
-        while page := reads.event_page(self._database, parts, events[-1].seq if events else after):
-            events += page
-        return events
+        place = (_time(until, "until") or reads.LAST[0], UUID(int=0) if until else reads.LAST[1])
+        most = _limit(limit)
+        found = reads.sessions_of(
+            self._database,
+            self.tenant,
+            agent=None if agent is None else _name(agent, "agent"),
+            open=_flag(open, "open"),
+            since=_time(since, "since"),
+            before=place if after is None else _timed_place(after),
+            most=most + 1,
+        )
+        return _page(found, most, lambda last: (last.created_at.isoformat(), str(last.id)))
+
+    def tasks(
+        self,
+        session: SessionId | UUID | str,
+        *,
+        open: bool | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[Task]:
+        """A session's tasks in the order in which they were made, in pages: all, or those that are open, or not."""
+        most = _limit(limit)
+        place = UUID(int=0) if after is None else _place_id(after, 1)
+        found = reads.tasks_of(
+            self._database, self._known(session), open=_flag(open, "open"), after=place, most=most + 1
+        )
+        return _page(found, most, lambda last: (str(last.id),))
+
+    def events(self, session: SessionId | UUID | str, after: int = 0, *, limit: int | None = None) -> list[Event]:
+        """The committed events of a session after a seq, in order; a fork has those of its past too.
+
+        All of them, or `limit` at the most: the seq of the last one is the `after` of what follows. Raises BadInput and
+        UnknownSession.
+        """
+        after, parts = self._log(session, after)
+        most = ALL if limit is None else _limit(limit)
+        return list(islice(self._pages(parts, after), most))
 
     def event(self, session: SessionId | UUID | str, seq: int) -> reads.EventAround:
         """One event with those that caused it and those that it caused. Raises UnknownSession and UnknownEvent."""
@@ -303,8 +347,9 @@ class Client:
 
     def effects(self, session: SessionId | UUID | str, seq: int) -> list[Event]:
         """The events that name this one as a cause; `causes` of an event is the other direction."""
-        seq = _seq(seq, "seq")
-        return [event for event in self.events(session, after=seq) if seq in event.causes]
+        seq, parts = self._log(session, seq)
+        around = reads.event_around(self._database, parts, seq)
+        return [] if around is None else list(around.effects)
 
     def verify(self, session: SessionId | UUID | str, head: str | None = None) -> Flaw | None:
         """The first thing in a session's log that does not fit, or None.
@@ -314,13 +359,14 @@ class Client:
         """
         found = self._found(session)
         known = None if head is None else read_head(_text(head, "a head"))
+        parts = past.parts(self._database, found)
         gone: dict[int, int] = {}
         begins = 1
-        for part in past.parts(self._database, found)[:-1]:
-            later = said_to_be_gone(reads.taken_out_later(self._database, part), begins)
-            gone.update((seq, by) for seq, by in later.items() if seq <= part.up_to)
+        for part in parts:
+            said = said_to_be_gone(reads.taken_out(self._database, part.session_id, begins - 1), begins)
+            gone.update((seq, by) for seq, by in said.items() if seq <= part.up_to)
             begins = part.up_to + 1
-        events = [event for event in self.events(session) if event.seq <= found.last_seq]
+        events = takewhile(lambda event: event.seq <= found.last_seq, self._pages(parts, 0))
         return check(events, found, known, gone)
 
     def cancel(
@@ -347,9 +393,19 @@ class Client:
             return doors.cancel.cancel_session(self._writer, self._known(session), reason=reason, who=who)
         return doors.cancel.cancel_task(self._writer, self._task(given[0]), reason=reason, who=who)
 
-    def approvals(self) -> list[Approval]:
-        """All questions to people that wait for an answer, oldest first."""
-        return reads.open_approvals(self._database, self.tenant)
+    def approvals(
+        self, *, session: SessionId | UUID | str | None = None, after: str | None = None, limit: int = 1000
+    ) -> Page[Approval]:
+        """The questions to people that wait for an answer, the oldest first, in pages: of all sessions, or of one."""
+        most = _limit(limit)
+        found = reads.open_approvals(
+            self._database,
+            self.tenant,
+            session_id=None if session is None else self._known(session),
+            after=reads.FIRST if after is None else _timed_place(after),
+            most=most + 1,
+        )
+        return _page(found, most, lambda last: (last.asked_at.isoformat(), str(last.id)))
 
     def approval(self, approval: ApprovalId | UUID | str) -> Approval:
         """A question to a person as it stands, open or answered. Raises BadInput and UnknownApproval."""
@@ -573,6 +629,12 @@ class Client:
             raise UnknownTask(task_id)
         return found
 
+    def _pages(self, parts: Sequence[past.LogPart], after: int) -> Iterator[Event]:
+        """The events of a log after a seq, of which one page is held at a time."""
+        while page := reads.event_page(self._database, parts, after):
+            yield from page
+            after = page[-1].seq
+
     def _log(self, session: SessionId | UUID | str, after: int) -> tuple[int, Sequence[past.LogPart]]:
         return _seq(after, "after"), past.parts(self._database, self._found(session))
 
@@ -691,6 +753,51 @@ def _seq(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadInput(f"{what} must be a number from 0 up", "events are numbered as `brainhands show` lists them")
     return min(value, ALL)
+
+
+def _limit(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_A_PAGE:
+        raise BadInput(f"limit must be a number from 1 to {MOST_A_PAGE:,}", "ask for what follows with `after`")
+    return value
+
+
+def _flag(value: object, what: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise BadInput(f"{what} is True, False or None, not {type(value).__name__}")
+    return value
+
+
+def _time(value: object, what: str) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise BadInput(f"{what} must be a datetime with its time zone", "such as datetime.now(UTC)")
+    return value
+
+
+def _page(found: list[Item], most: int, place: Callable[[Item], tuple[str, ...]]) -> Page[Item]:
+    """Of one more than `most` that were looked for: what there is, and whether more follows."""
+    more = len(found) > most
+    return Page(found[:most], cursor(*place(found[most - 1])) if more else None)
+
+
+def _place_id(after: object, parts: int) -> UUID:
+    text = _text(after, "a place")
+    try:
+        return UUID(read_cursor(text, parts)[-1])
+    except ValueError:
+        raise BadCursor(text) from None
+
+
+def _timed_place(after: object) -> tuple[datetime, UUID]:
+    text = _text(after, "a place")
+    try:
+        at = datetime.fromisoformat(read_cursor(text, 2)[0])
+    except ValueError:
+        raise BadCursor(text) from None
+    if at.tzinfo is None:
+        raise BadCursor(text)
+    return at, _place_id(text, 2)
 
 
 def _bound(value: object, what: str) -> int:

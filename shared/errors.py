@@ -50,6 +50,15 @@ class ServerUnavailable(BrainhandsError):
         self.name = name
 
 
+class BadCursor(BadInput):
+    """A place in a list was given that no page of that list had."""
+
+    code = "bad_cursor"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text[:100]!r} is no place in this list", "give the `next` of the page before, or nothing")
+
+
 class ClientClosed(BrainhandsError):
     """The client was closed while something observed with it."""
 

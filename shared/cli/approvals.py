@@ -11,7 +11,7 @@ import typer
 from brainhands.shared.cli.door import TENANT, open_client, open_database, who
 from brainhands.shared.cli.terminal import escaped, say, say_json, styled
 from brainhands.shared.cli.timeline import moment
-from brainhands.shared.client import Client
+from brainhands.shared.client import MOST_A_PAGE, Client
 from brainhands.shared.model import wire
 from brainhands.shared.model.approval import Answer, AnswerName, AnswerReceipt, Question
 from brainhands.shared.model.json import Json, canonical, parse
@@ -47,7 +47,7 @@ GLANCE = 400
 def approvals(json: AsJson = False) -> None:
     """List the questions that wait for an answer, oldest first, with what led there and the lines to answer with."""
     with open_database() as database:
-        found = reads.open_approvals(database, TENANT)
+        found = reads.open_approvals(database, TENANT, most=MOST_A_PAGE)
         if json:
             say_json([wire.approval(each) for each in found])
             return

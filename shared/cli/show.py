@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from brainhands.shared.cli import timeline
-from brainhands.shared.cli.door import TENANT, open_client, open_database
+from brainhands.shared.cli.door import open_client
 from brainhands.shared.cli.submit import AsJson
 from brainhands.shared.cli.terminal import escaped, one_line, say, say_json, styled, width
 from brainhands.shared.cli.timeline import moment, span
@@ -21,8 +22,6 @@ from brainhands.shared.model.session import Session
 from brainhands.shared.model.submission import Submission
 from brainhands.shared.model.task import Outcome, Task
 from brainhands.shared.rules.verify import head_of
-from brainhands.shared.store import reads
-from brainhands.shared.store.database import Row
 from brainhands.shared.store.reads import SessionView
 
 OUTCOME_STYLES = {
@@ -33,23 +32,41 @@ OUTCOME_STYLES = {
 }
 
 
+NONE_YET = "there are no sessions yet"
+
 OneSession = Annotated[str, typer.Argument(help="The session's id.")]
 
 
-def sessions(json: AsJson = False) -> None:
-    """List the newest sessions, each with the head of its log, which `verify --head` takes."""
-    with open_database() as database:
-        found = reads.sessions_of(database, TENANT)
+def sessions(
+    agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
+    open: Annotated[bool | None, typer.Option("--open/--idle", help="Only those with open tasks, or without.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Only those made since this time, in UTC.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Only those made before this time, in UTC.")] = None,
+    after: Annotated[str | None, typer.Option(help="Where the last list ended, as it says.")] = None,
+    limit: Annotated[int, typer.Option(help="How many at the most.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """List sessions, the newest first, each with the head of its log, which `verify --head` takes."""
+    with open_client() as client:
+        found = client.sessions(
+            agent=agent, open=open, since=_in_utc(since), until=_in_utc(until), after=after, limit=limit
+        )
     if json:
-        say_json([_session_json(row) for row in found])
+        say_json([wire.session_summary(each) for each in found])
         return
     if not found:
-        say("there are no sessions yet")
-    for row in found:
-        state = f"{row['open_tasks']} open" if row["open_tasks"] else "erased" if row["erased_at"] else "idle"
-        name = one_line(str(row["agent"]), 24)
-        say(f"{row['id']}  {name:<24} {state:<8} {row['last_seq']:>5} events  {moment(row['created_at'])}")
-        say(styled((f"    head {_head_of_row(row)}", "dim")))
+        say("there are no such sessions" if agent or since or until or after or open is not None else NONE_YET)
+    for each in found:
+        state = f"{each.open_tasks} open" if each.open_tasks else "erased" if each.erased_at else "idle"
+        name = one_line(each.agent, 24)
+        say(f"{each.id}  {name:<24} {state:<8} {each.last_seq:>5} events  {moment(each.created_at)}")
+        say(styled((f"    head {each.head}", "dim")))
+    if found.next is not None:
+        say(f"more: --after {found.next}")
+
+
+def _in_utc(time: datetime | None) -> datetime | None:
+    return None if time is None else time.replace(tzinfo=UTC)
 
 
 def show(
@@ -99,22 +116,6 @@ def event(
 def _is_asked_for(event: Event, types: list[str] | None, task: str | None) -> bool:
     of_task = task is None or (event.task_id is not None and str(event.task_id).endswith(task.lower()))
     return of_task and (not types or event.type in types)
-
-
-def _session_json(row: Row) -> dict[str, object]:
-    return {
-        "id": str(row["id"]),
-        "agent": row["agent"],
-        "open_tasks": row["open_tasks"],
-        "last_seq": row["last_seq"],
-        "created_at": row["created_at"].isoformat(timespec="microseconds"),
-        "last_at": row["last_at"].isoformat(timespec="microseconds"),
-        "head": _head_of_row(row),
-    }
-
-
-def _head_of_row(row: Row) -> str:
-    return f"{row['last_seq']}:{row['last_hash'].hex()}"
 
 
 def _view_json(view: SessionView, events: list[Event]) -> dict[str, object]:

@@ -36,6 +36,20 @@ class Session:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSummary:
+    """A session as a list has it: its agent, how many of its tasks are open, and the head of its log as SEQ:HASH."""
+
+    id: SessionId
+    agent: str
+    open_tasks: int
+    last_seq: int
+    head: str
+    created_at: datetime
+    last_at: datetime
+    erased_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
     """One line of dialogue; `agent_version` is pinned by the first Brain that prepares a request for it."""
 

@@ -14,7 +14,7 @@ from brainhands.shared.model.fork import ForkReceipt
 from brainhands.shared.model.json import Json
 from brainhands.shared.model.prices import dollars
 from brainhands.shared.model.redaction import ErasureReceipt, RedactionReceipt
-from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.session import Conversation, Session, SessionSummary
 from brainhands.shared.model.signal import SignalReceipt
 from brainhands.shared.model.submission import Cancellation, Receipt, Submission
 from brainhands.shared.model.task import Task
@@ -62,6 +62,19 @@ def session(value: Session) -> dict[str, Json]:
         "forked_from": _id(value.forked_from),
         "forked_at": value.forked_at,
         **_use(value),
+    }
+
+
+def session_summary(value: SessionSummary) -> dict[str, Json]:
+    return {
+        "id": _id(value.id),
+        "agent": value.agent,
+        "open_tasks": value.open_tasks,
+        "last_seq": value.last_seq,
+        "created_at": _time(value.created_at),
+        "last_at": _time(value.last_at),
+        "erased_at": _time(value.erased_at),
+        "head": value.head,
     }
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
 from brainhands.shared.errors import BadInput
 from brainhands.shared.model.event import GONE, Event, EventsRedacted, SessionErased
@@ -45,36 +43,34 @@ def read_head(text: str) -> tuple[int, bytes]:
 
 
 def check(
-    events: Sequence[Event],
+    events: Iterable[Event],
     session: Session,
     head: tuple[int, bytes] | None,
-    gone_elsewhere: Mapping[int, int] | None = None,
+    gone: Mapping[int, int],
 ) -> Flaw | None:
     """The first flaw of a whole log, checked against the session's own head and one known from elsewhere.
 
-    `gone_elsewhere` are events of a fork's past whose content was taken out after the cut, as `said_to_be_gone` has it.
+    `gone` are the events whose content was taken out, as `said_to_be_gone` has it: of a fork's past also what was taken
+    out after the cut.
     """
-    previous = GENESIS
-    gone = dict(gone_elsewhere or {})
-    for _, own in groupby(events, key=attrgetter("session_id")):
-        gone.update(said_to_be_gone(list(own)))
+    previous, place = GENESIS, 0
     for place, event in enumerate(events, start=1):
         if flaw := _flaw(event, place, previous, gone.get(event.seq)):
             return Flaw(seq=place, problem=flaw)
         if head is not None and head[0] == event.seq and event.hash != head[1]:
             return Flaw(seq=event.seq, problem="the known head has another hash: the log was written anew")
         previous = event.hash
-    if head is not None and head[0] > len(events):
-        return Flaw(seq=len(events), problem=f"the log ends here, but the known head is at seq {head[0]}")
-    if (session.last_seq, session.last_hash) != (len(events), previous):
-        return Flaw(seq=len(events), problem=f"the log ends here, but its session says seq {session.last_seq}")
+    if head is not None and head[0] > place:
+        return Flaw(seq=place, problem=f"the log ends here, but the known head is at seq {head[0]}")
+    if (session.last_seq, session.last_hash) != (place, previous):
+        return Flaw(seq=place, problem=f"the log ends here, but its session says seq {session.last_seq}")
     return None
 
 
-def said_to_be_gone(events: Sequence[Event], begins: int | None = None) -> dict[int, int]:
+def said_to_be_gone(events: Iterable[Event], begins: int) -> dict[int, int]:
     """The events whose content a later one of their session says was taken out, each with the seq of that later one.
 
-    `begins` is the seq of the session's own first event, where that is not the first one given.
+    `begins` is the seq of the session's own first event.
     """
     gone: dict[int, int] = {}
     for event in events:
@@ -83,10 +79,7 @@ def said_to_be_gone(events: Sequence[Event], begins: int | None = None) -> dict[
             if event.type == EventsRedacted.event_type:
                 named: Iterable[int] = json.loads(event.payload_text)["seqs"]
             elif event.type == SessionErased.event_type:
-                named = range(
-                    events[0].seq if begins is None else begins,
-                    min(json.loads(event.payload_text)["through"], event.seq) + 1,
-                )
+                named = range(begins, min(json.loads(event.payload_text)["through"], event.seq) + 1)
             else:
                 continue
             gone.update((seq, event.seq) for seq in named if seq < event.seq)

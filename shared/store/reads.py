@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    Boolean,
+    ColumnElement,
+    DateTime,
     Integer,
     Select,
     Text,
@@ -21,16 +26,18 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    tuple_,
     union_all,
 )
 from sqlalchemy import cast as sql_cast
+from sqlalchemy.types import TypeEngine
 
 from brainhands.shared.model.approval import Approval
 from brainhands.shared.model.document import StoredDocument
 from brainhands.shared.model.event import Event
 from brainhands.shared.model.ids import ApprovalId, ConversationId, SessionId, SubmissionId, TaskId, WorkerId
 from brainhands.shared.model.json import Json
-from brainhands.shared.model.session import Conversation, Session
+from brainhands.shared.model.session import Conversation, Session, SessionSummary
 from brainhands.shared.model.signal import Signal
 from brainhands.shared.model.submission import Submission, SubmissionStatus
 from brainhands.shared.model.task import Task
@@ -51,6 +58,10 @@ from brainhands.shared.store.tables import (
     tasks,
     workers,
 )
+
+FIRST = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
+LAST = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
+"""Times and ids before and after all others."""
 
 _EVENT = [column for column in events.c if column.name not in ("payload", "commit_seq")] + [
     sql_cast(events.c.payload, Text).label("payload_text")
@@ -175,21 +186,49 @@ SESSION_SUBMISSIONS = Statement(
     .where(submissions.c.session_id == bindparam("session_id"))
     .order_by(submissions.c.created_at, submissions.c.id)
 )
+_OPEN_TASK = select(tasks.c.id).where(tasks.c.session_id == sessions.c.id, tasks.c.status != "done")
+_MAIN_AGENT = (
+    select(conversations.c.agent)
+    .where(conversations.c.session_id == sessions.c.id, conversations.c.owner_id.is_(None))
+    .limit(1)
+    .scalar_subquery()
+)
+
+
+def _if_given(name: str, type_: TypeEngine[Any], condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return or_(sql_cast(bindparam(name), type_).is_(None), condition)
+
+
 SESSIONS = Statement(
     select(
-        sessions,
-        select(func.count())
-        .where(tasks.c.session_id == sessions.c.id, tasks.c.status != "done")
-        .scalar_subquery()
-        .label("open_tasks"),
-        select(conversations.c.agent)
-        .where(conversations.c.session_id == sessions.c.id, conversations.c.owner_id.is_(None))
-        .limit(1)
-        .scalar_subquery()
-        .label("agent"),
+        sessions.c.id,
+        sessions.c.last_seq,
+        sessions.c.last_hash,
+        sessions.c.created_at,
+        sessions.c.last_at,
+        sessions.c.erased_at,
+        _OPEN_TASK.with_only_columns(func.count()).scalar_subquery().label("open_tasks"),
+        _MAIN_AGENT.label("agent"),
     )
-    .where(sessions.c.tenant == bindparam("tenant"))
-    .order_by(sessions.c.created_at.desc())
+    .where(
+        sessions.c.tenant == bindparam("tenant"),
+        tuple_(sessions.c.created_at, sessions.c.id)
+        < tuple_(bindparam("place_at", type_=DateTime(timezone=True)), bindparam("place_id", type_=Uuid)),
+        _if_given("since", DateTime(timezone=True), sessions.c.created_at >= bindparam("since")),
+        _if_given("agent", Text(), bindparam("agent") == _MAIN_AGENT),
+        _if_given("open", Boolean(), _OPEN_TASK.exists() == bindparam("open")),
+    )
+    .order_by(sessions.c.created_at.desc(), sessions.c.id.desc())
+    .limit(bindparam("most", type_=Integer))
+)
+TASKS = Statement(
+    select(tasks)
+    .where(
+        tasks.c.session_id == bindparam("session_id"),
+        tasks.c.id > bindparam("place", type_=Uuid),
+        _if_given("open", Boolean(), (tasks.c.status != "done") == bindparam("open")),
+    )
+    .order_by(tasks.c.id)
     .limit(bindparam("most", type_=Integer))
 )
 SUBMISSION = Statement(
@@ -211,8 +250,15 @@ APPROVAL = Statement(
 OPEN_APPROVALS = Statement(
     select(approvals)
     .join(sessions, sessions.c.id == approvals.c.session_id)
-    .where(approvals.c.answer == "pending", sessions.c.tenant == bindparam("tenant"))
+    .where(
+        approvals.c.answer == "pending",
+        sessions.c.tenant == bindparam("tenant"),
+        tuple_(approvals.c.asked_at, approvals.c.id)
+        > tuple_(bindparam("place_at", type_=DateTime(timezone=True)), bindparam("place_id", type_=Uuid)),
+        _if_given("of_session", Uuid(), approvals.c.session_id == bindparam("of_session")),
+    )
     .order_by(approvals.c.asked_at, approvals.c.id)
+    .limit(bindparam("most", type_=Integer))
 )
 TASK_APPROVAL = Statement(select(approvals).where(approvals.c.id == bindparam("approval_id")))
 SIGNAL_BY_REQUEST = Statement(select(signals).where(signals.c.request_digest == bindparam("digest")))
@@ -406,9 +452,9 @@ def event_around(database: Database, parts: Sequence[LogPart], seq: int) -> Even
     return EventAround(event=found[0], causes=causes, effects=in_log(EFFECTS, seq=seq))
 
 
-def taken_out_later(database: Database, part: LogPart) -> list[Event]:
-    """The events behind a part of a log, in its own session, that say what was taken out of that session."""
-    (result,) = database.run(TAKEN_OUT(session_id=part.session_id, after=part.up_to))
+def taken_out(database: Database, session_id: SessionId, after: int) -> list[Event]:
+    """The events of a session behind a seq that say what was taken out of it."""
+    (result,) = database.run(TAKEN_OUT(session_id=session_id, after=after))
     return [rows.event(row) for row in result.rows]
 
 
@@ -423,9 +469,18 @@ def approval(database: Database, tenant: str, approval_id: ApprovalId) -> Approv
     return None if result.first is None else rows.approval(result.first)
 
 
-def open_approvals(database: Database, tenant: str) -> list[Approval]:
-    """All questions of a tenant that wait for an answer, oldest first."""
-    (result,) = database.run(OPEN_APPROVALS(tenant=tenant))
+def open_approvals(
+    database: Database,
+    tenant: str,
+    *,
+    session_id: SessionId | None = None,
+    after: tuple[datetime, UUID] = FIRST,
+    most: int,
+) -> list[Approval]:
+    """Questions that wait for an answer, from behind a time and an id on."""
+    at, approval_id = after
+    call = OPEN_APPROVALS(tenant=tenant, of_session=session_id, place_at=at, place_id=approval_id, most=most)
+    (result,) = database.run(call)
     return [rows.approval(row) for row in result.rows]
 
 
@@ -500,7 +555,26 @@ def session_view(database: Database, tenant: str, session_id: SessionId) -> Sess
     )
 
 
-def sessions_of(database: Database, tenant: str, most: int = 50) -> list[Row]:
-    """The newest sessions of a tenant: rows of the table with `agent` and the number of `open_tasks`."""
-    (result,) = database.run(SESSIONS(tenant=tenant, most=most))
-    return result.rows
+def sessions_of(
+    database: Database,
+    tenant: str,
+    *,
+    agent: str | None = None,
+    open: bool | None = None,
+    since: datetime | None = None,
+    before: tuple[datetime, UUID] = LAST,
+    most: int,
+) -> list[SessionSummary]:
+    """Sessions of a tenant, the newest first, from before a time and an id on."""
+    at, session_id = before
+    call = SESSIONS(tenant=tenant, agent=agent, open=open, since=since, place_at=at, place_id=session_id, most=most)
+    (result,) = database.run(call)
+    return [SessionSummary(head=f"{row['last_seq']}:{row.pop('last_hash').hex()}", **row) for row in result.rows]
+
+
+def tasks_of(database: Database, session_id: SessionId, *, open: bool | None, after: UUID, most: int) -> list[Task]:
+    """Tasks of a session in the order of their ids, which is that of their making, from behind an id on."""
+    found, unoffered = database.run(
+        TASKS(session_id=session_id, open=open, place=after, most=most), UNOFFERED_TASKS(session_id=session_id)
+    )
+    return with_reasons(found.rows, unoffered.rows)

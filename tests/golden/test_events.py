@@ -119,7 +119,7 @@ def test_the_chain_is_over_what_is_stored_and_not_over_what_it_is_read_as() -> N
         words=["hello"], loud=False
     )
     assert json.loads(event.payload_text) == {"words": ["hello"]}
-    assert verify.check([event], session, None) is None
+    assert verify.check([event], session, None, {}) is None
 
 
 @pytest.mark.promise("K5")

@@ -14,6 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from brainhands.shared.client import Client
+from brainhands.shared.model.ids import SessionId
+from brainhands.shared.model.page import every
 from brainhands.shared.model.submission import Receipt, Submission
 from brainhands.shared.store import waiting, workers
 from brainhands.shared.store.database import Database
@@ -153,3 +155,8 @@ def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None
         if time.monotonic() > end:
             raise AssertionError(f"not within {timeout} s: {what}")
         time.sleep(0.05)
+
+
+def session_ids(client: Client) -> list[SessionId]:
+    """All sessions of the tenant, the newest first."""
+    return [each.id for each in every(lambda after: client.sessions(after=after, limit=1000))]

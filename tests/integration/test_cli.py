@@ -132,8 +132,9 @@ def test_events_have_the_same_form_at_every_command(system: System) -> None:
         assert named <= set(event)
         assert event["prev_hash"] == before["hash"]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", event["at"])
-    (listed,) = system.json("sessions")
-    assert done["session_id"] in [session["id"] for session in listed]
+    (listed,) = system.json("sessions", "--agent", "echo", "--idle", "--since", "2026-01-01", "--limit", "1")
+    assert [session["id"] for session in listed] == [done["session_id"]]
+    assert system.json("sessions", "--until", "2026-01-01") == [[]]
     assert all(task["outcome"] == "succeeded" for task in shown["tasks"])
 
 

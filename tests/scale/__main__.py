@@ -100,7 +100,7 @@ class Subject:
         assert self.client.next_wake(self.stage.first.info.pool).ready
 
     def sessions(self) -> None:
-        reads.sessions_of(self._database, "default")
+        self.client.sessions()
 
     def show(self) -> None:
         self.client.session(self.ended)

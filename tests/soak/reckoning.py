@@ -14,6 +14,7 @@ from brainhands.shared.model.task import Outcome
 from brainhands.shared.store import health
 from brainhands.shared.store.database import Database
 from tests.instruments import invariants
+from tests.instruments.fleet import session_ids
 from tests.soak.parts import Weight
 from tests.soak.shapes import ONCE, POSTS, Call, Input, Shape
 
@@ -50,7 +51,7 @@ def problems(ended: Ended, client: Client, database: Database) -> Iterator[str]:
     yield from invariants.violations(database.url, at_rest=True)
     for finding in (*health.missing_roles(database), *health.blocked(database), *health.without_mover(database)):
         yield f"doctor: {finding.subject}: {finding.problem}"
-    for session_id in client.session_ids():
+    for session_id in session_ids(client):
         if (flaw := client.verify(session_id)) is not None:
             yield f"verify: session {session_id}, event {flaw.seq}: {flaw.problem}"
     posts = _posts(ended.effects)

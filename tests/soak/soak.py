@@ -27,7 +27,7 @@ from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import workers
 from brainhands.shared.store.database import TRANSIENT, Database
 from deploy.demo import model_server
-from tests.instruments.fleet import wait_until
+from tests.instruments.fleet import session_ids, wait_until
 from tests.instruments.processes import child_environment
 from tests.instruments.proxy import LOOPBACK, Proxy
 from tests.instruments.runs import through
@@ -270,7 +270,7 @@ def summary(
 ) -> Iterator[str]:
     """What a soak was, in a few lines."""
     submissions = [client.submission(receipt.submission_id) for receipt in ended.receipts.values()]
-    events = [event.type for session in client.session_ids() for event in client.events(session)]
+    events = [event.type for session in session_ids(client) for event in client.events(session)]
     yield f"sessions     {len(plan.shapes)}: {counted(shape.twist for shape in plan.shapes)}"
     yield f"submissions  {len(submissions)}: {counted(submission.outcome for submission in submissions)}"
     yield f"calls        {counted(type for type in events if type in CALL_ENDS)}"

@@ -161,7 +161,7 @@ def test_a_session_erased_while_it_is_being_forked_has_no_fork(stage: Stage, mon
     with pytest.raises(ErasedSession):
         stage.client.fork(session_id, at=2)
 
-    assert len(stage.client.session_ids()) == 1
+    assert len(stage.client.sessions()) == 1
 
 
 @pytest.mark.promise("I3", "I7")

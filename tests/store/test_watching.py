@@ -90,7 +90,7 @@ def runs(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 # -- what observers cost ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("K5", "I5")
+@pytest.mark.promise("I5")
 def test_a_thousand_watchers_of_a_session_cost_one_read_a_commit_one_connection_and_no_thread_each(
     shared_stage: Stage, redis_url: str, pages: Counter[int]
 ) -> None:
@@ -133,7 +133,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.promise("K5", "A5")
+@pytest.mark.promise("A5")
 def test_a_thousand_waits_hold_one_connection_and_no_thread_each(shared_stage: Stage, redis_url: str) -> None:
     receipts = [shared_stage.submit(str(place)) for place in range(FEW)]
     before, threads = subscribers(redis_url), threading.active_count()
@@ -153,7 +153,6 @@ def test_a_thousand_waits_hold_one_connection_and_no_thread_each(shared_stage: S
     runs(observe)
 
 
-@pytest.mark.promise("K5")
 def test_a_session_that_nobody_watches_any_more_is_let_go_of(client: Client, redis_url: str) -> None:
     receipt = client.submit(agent=AGENT, input="hello")
     before = channels(redis_url)
@@ -224,7 +223,7 @@ def test_without_bells_and_with_them_each_watcher_gets_each_event_once_at_its_ow
         assert [each.result(30) for each in followers] == [expected] * 3
 
 
-@pytest.mark.promise("I5", "I8")
+@pytest.mark.promise("I5")
 def test_who_begins_to_watch_after_a_redaction_sees_nothing_of_it(client: Client, shared_stage: Stage) -> None:
     receipt = client.submit(agent=AGENT, input="a secret of mine")
     shared_stage.advance(shared_stage.open_generation(receipt.session_id), finish("done"))
@@ -299,7 +298,6 @@ def test_a_wait_in_vain_leaves_nothing_behind(client: Client) -> None:
 # -- one pool for many tenants -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("K5", "J5")
 def test_clients_for_tenants_share_connections_and_nothing_else(client: Client) -> None:
     own = client.submit(agent=AGENT, input="hello", request_id="tenants-1")
     tenants = [client.for_tenant(f"tenant {place}") for place in range(FEW)]
@@ -342,7 +340,7 @@ def accepted(stage: Stage, request_id: str) -> bool:
     return bool(stage.sql("SELECT FROM brainhands.submissions WHERE request_id = %s", request_id))
 
 
-@pytest.mark.promise("A7", "K5")
+@pytest.mark.promise("A7")
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_async_submission_within_a_callers_transaction_lives_or_dies_with_it(
     shared_stage: Stage, commits: bool
@@ -371,7 +369,7 @@ def test_an_async_submission_within_a_callers_transaction_lives_or_dies_with_it(
     assert notices == ["heard"]
 
 
-@pytest.mark.promise("A7", "K5")
+@pytest.mark.promise("A7")
 def test_an_async_connection_of_sqlalchemy_is_taken_too(shared_stage: Stage) -> None:
     async def order() -> None:
         url = libpq_url(shared_stage.database_url).replace("postgresql://", "postgresql+psycopg://")
