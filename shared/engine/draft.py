@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 from brainhands.shared.errors import OlderWorkers
 from brainhands.shared.model import prices
 from brainhands.shared.model.commit import (
+    AttemptsGone,
     AttemptStep,
     NewAttempt,
     NewTask,
@@ -45,6 +46,9 @@ class Origin:
 
 
 NOBODY = Origin()
+
+MANY_CLAIMS = 8
+"""A task with such a fence was claimed a few times: of one that wakes again and again not every attempt is kept."""
 
 
 Total = TypeVar("Total", Session, Use)
@@ -208,6 +212,9 @@ class Draft:
             late_result=None,
         )
         self._attempts[task.id, claimed.fence] = NewAttempt(attempt=attempt, step=0, ended=False)
+        if task.fence >= MANY_CLAIMS and task.phase_attempts == 0:
+            # The last attempt stays, since a repeated COMMIT looks for its step there.
+            self.write(AttemptsGone(task.id, before=task.fence - 1, phase=task.phase))
         return claimed
 
     def running_claim(self) -> Task | None:

@@ -54,6 +54,15 @@ class NewAttempt:
     ended: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptsGone:
+    """Attempts of a task before a fence that have nothing to tell: of a phase, ended by a commit, without any trace."""
+
+    task_id: TaskId
+    before: int
+    phase: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStep:
     """A step that an attempt committed, with what it had shown until then."""
@@ -206,6 +215,7 @@ Write: TypeAlias = (
     | Event
     | StoredDocument
     | NewAttempt
+    | AttemptsGone
     | AttemptStep
     | NewWait
     | WaitsOver

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import and_, bindparam, func, or_, select, true
+from sqlalchemy import bindparam, func, or_, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 
 from brainhands.shared.model.derived import (
@@ -51,7 +51,13 @@ _OTHER = tasks.alias("other")
 OPEN_TASKS = Statement(
     select(
         tasks,
-        func.coalesce(attempts.c.progress, "").label("shown"),
+        # For each task by itself: a join may read all attempts that there are.
+        func.coalesce(
+            select(attempts.c.progress)
+            .where(attempts.c.task_id == tasks.c.id, attempts.c.fence == tasks.c.fence, tasks.c.status == "running")
+            .scalar_subquery(),
+            "",
+        ).label("shown"),
         func.array(
             select(waits.c.dependency_id)
             .join(_OTHER, _OTHER.c.id == waits.c.dependency_id)
@@ -59,10 +65,6 @@ OPEN_TASKS = Statement(
             .order_by(waits.c.dependency_id)
             .scalar_subquery()
         ).label("waits_for"),
-    )
-    .outerjoin(
-        attempts,
-        and_(attempts.c.task_id == tasks.c.id, attempts.c.fence == tasks.c.fence, tasks.c.status == "running"),
     )
     .where(tasks.c.session_id == bindparam("session_id"), tasks.c.status != "done")
     .order_by(tasks.c.created_at, tasks.c.id)

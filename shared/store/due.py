@@ -54,7 +54,7 @@ from brainhands.shared.store.workers import LOWEST_FORMAT, lowest_format
 PAGE = 200
 """Candidates in one answer."""
 
-ROUND = 500
+ROUND = 250
 """Rows that a pass looks at of what is looked for on rounds."""
 
 FIRST_PAGE = UUID(int=0)

@@ -27,7 +27,9 @@ from sqlalchemy import (
     ARRAY,
     CTE,
     ColumnElement,
+    CompoundSelect,
     Select,
+    Subquery,
     Text,
     and_,
     any_,
@@ -69,6 +71,8 @@ WORKING = ("brain.", "hands.")
 LATELY_MINUTES = 10
 MOST_CAUSES = 50
 MOST_LATE = 10_000
+MOST_LOOKED_AT = 20_000
+"""Tasks that are looked at one by one: of more the oldest."""
 MOST_CALLS = 10_000
 
 _LATE = func.statement_timestamp() - text(f"interval '{LATE_SECONDS} seconds'")
@@ -289,23 +293,6 @@ def _held(name: ColumnElement[str]) -> ColumnElement[int]:
     )
 
 
-def _grounded() -> CTE:
-    """Open tasks that need nothing from another task to move, and those whose chain of open tasks leads to such."""
-    owned = tasks.alias("owned")
-    edges = union_all(
-        select(waits.c.waiter_id.label("id"), waits.c.dependency_id.label("on"))
-        .join(tasks, tasks.c.id == waits.c.waiter_id)
-        .where(tasks.c.status == "waiting"),
-        select(tasks.c.id, owned.c.id.label("on"))
-        .join(owned, owned.c.owner_id == tasks.c.id)
-        .where(tasks.c.status == "completing", owned.c.status != "done"),
-    ).cte("edges")
-    states = (tasks.c.status == status for status in ("pending", "running", "sleeping"))
-    by_itself = or_(*states, tasks.c.signal_name.is_not(None))
-    grounded = select(tasks.c.id).where(by_itself).cte("grounded", recursive=True)
-    return grounded.union(select(edges.c.id).join(grounded, grounded.c.id == edges.c.on))
-
-
 def _without_mover() -> Select[Any]:
     """Each sort is found by itself: none goes through all that is open."""
     late = union_all(
@@ -336,11 +323,19 @@ def _without_mover() -> Select[Any]:
     )
 
 
+def _oldest(*conditions: ColumnElement[bool]) -> Subquery:
+    """The tasks that have been there for longest: relays go through all of them by and by."""
+    return select(tasks.c.id).where(*conditions).order_by(tasks.c.id).limit(MOST_LOOKED_AT).subquery()
+
+
 def _unhinted() -> Select[Any]:
-    return select(tasks.c.id).outerjoin(outbox, _HINTED).where(_UNHELD, outbox.c.task_id.is_(None))
+    pending = _oldest(tasks.c.status == "pending")
+    alone = ~select(outbox.c.task_id).where(outbox.c.task_id == pending.c.id).exists()
+    lost = select(pending.c.id).where(alone).limit(MOST_LATE)
+    return select(tasks.c.id).where(tasks.c.id == any_(func.array(lost.scalar_subquery())), _UNHELD)
 
 
-def _left_lying() -> Select[Any]:
+def _left_lying() -> CompoundSelect[Any]:
     """Hints that have been due for long while a worker that fits stands idle: read only where one does."""
     idle = _idle()
     name = outbox.c.requires_name
@@ -351,23 +346,50 @@ def _left_lying() -> Select[Any]:
         ),
     )
     idle_one = workers.c.id.in_(select(idle.c.id))
-    offered = select(offers.c.name).where(offers.c.worker_id.in_(select(idle.c.id))).distinct().subquery("offered")
+    # As an array, so that an index finds the hints of these names.
+    offered = func.array(select(offers.c.name).where(offers.c.worker_id.in_(select(idle.c.id))).scalar_subquery())
     fitting = fits(
         name, outbox.c.requires_version, idle_one, free, log_format=outbox.c.log_format, refused_by=tasks.c.refused_by
     )
-    return (
-        select(outbox.c.task_id)
-        .join(offered, offered.c.name == name)
-        .join(tasks, _HINTED)
-        .where(outbox.c.parked.is_(None), outbox.c.not_before <= _LATE, _UNHELD, fitting)
+    of_those = and_(outbox.c.parked.is_(None), outbox.c.not_before <= _LATE, name == any_(offered))
+    return union_all(
+        *(
+            select(outbox.c.task_id).join(tasks, _HINTED).where(which, of_those, _UNHELD, fitting)
+            for which in (outbox.c.published_at.is_(None), outbox.c.published_at.is_not(None))
+        )
     )
 
 
 def _ungrounded() -> Select[Any]:
-    """Tasks that wait for others, or wind up, where no chain of open tasks leads to one that moves by itself."""
-    grounded = _grounded()
-    others = or_(and_(tasks.c.status == "waiting", tasks.c.signal_name.is_(None)), tasks.c.status == "completing")
-    return select(tasks.c.id).outerjoin(grounded, grounded.c.id == tasks.c.id).where(others, grounded.c.id.is_(None))
+    """Tasks that wait for others, or wind up, where no chain of open tasks leads to one that moves by itself.
+
+    Most wait for one that does, which one look shows; chains are followed among the others only.
+    """
+    on = tasks.alias("on")
+    by_itself = or_(
+        *(on.c.status == status for status in ("pending", "running", "sleeping")), on.c.signal_name.is_not(None)
+    )
+    of_waiter = select(waits.c.waiter_id, on.c.id.label("on")).join(on, on.c.id == waits.c.dependency_id)
+    of_owner = select(on.c.owner_id, on.c.id.label("on"))
+    waiting = _oldest(tasks.c.status == "waiting", tasks.c.signal_name.is_(None))
+    chained = union_all(
+        select(waiting.c.id).where(~of_waiter.where(waits.c.waiter_id == waiting.c.id, by_itself).exists()),
+        select(tasks.c.id).where(
+            tasks.c.status == "completing", ~of_owner.where(on.c.owner_id == tasks.c.id, by_itself).exists()
+        ),
+    ).cte("chained")
+    links = union_all(
+        of_waiter.join(chained, chained.c.id == waits.c.waiter_id).where(on.c.status != "done"),
+        of_owner.join(chained, chained.c.id == on.c.owner_id).where(on.c.status != "done"),
+    ).cte("links")
+    # Whoever is open and not among the chained ones moves, or waits for one that does.
+    grounded = (
+        select(links.c.waiter_id.label("id"))
+        .where(links.c.on.not_in(select(chained.c.id)))
+        .cte("grounded", recursive=True)
+    )
+    grounded = grounded.union(select(links.c.waiter_id).join(grounded, grounded.c.id == links.c.on))
+    return select(chained.c.id).where(chained.c.id.not_in(select(grounded.c.id)))
 
 
 def _newest(column: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -76,7 +76,7 @@ sessions = Table(
     CheckConstraint("last_seq >= 0", name="last_seq"),
     CheckConstraint("octet_length(last_hash) = 32", name="last_hash"),
     CheckConstraint("(forked_from IS NULL) = (forked_at IS NULL) AND last_seq > forked_at", name="fork"),
-    Index(None, "tenant", "created_at"),
+    Index(None, "tenant", "created_at", "id"),
     Index("sessions_forked_from_idx", "forked_from", postgresql_where=text("forked_from IS NOT NULL")),
     Index("sessions_fork_request_idx", "fork_request", unique=True, postgresql_where=text("fork_request IS NOT NULL")),
     postgresql_with={"fillfactor": "70"},

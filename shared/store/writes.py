@@ -10,12 +10,28 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from sqlalchemy import ARRAY, Boolean, Double, Integer, Table, Text, Uuid, any_, bindparam, case, delete, func, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    Double,
+    Integer,
+    Table,
+    Text,
+    Uuid,
+    any_,
+    bindparam,
+    case,
+    delete,
+    func,
+    update,
+)
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from brainhands.shared.model.approval import Approval
 from brainhands.shared.model.commit import (
     ApprovalChange,
+    AttemptsGone,
     AttemptStep,
     Commit,
     Hint,
@@ -125,6 +141,16 @@ _ENDED_AT = case((bindparam("ended", type_=Boolean), func.clock_timestamp()), el
 INSERT_ATTEMPT = Statement(
     _insert(attempts, "task_id", "fence", "worker_id", "phase", "started_at", "deadline", "step", ended_at=_ENDED_AT)
 )
+FORGET_ATTEMPTS = Statement(
+    delete(attempts).where(
+        attempts.c.task_id == bindparam("attempt_task"),
+        attempts.c.fence < bindparam("fence_before", type_=BigInteger),
+        attempts.c.phase == bindparam("phase"),
+        attempts.c.ended_at.is_not(None),
+        attempts.c.progress == "",
+        attempts.c.late_result.is_(None),
+    )
+)
 STEP_ATTEMPT = Statement(
     update(attempts)
     .where(attempts.c.task_id == bindparam("attempt_task"), attempts.c.fence == bindparam("attempt_fence"))
@@ -229,6 +255,9 @@ GROUPS: tuple[Rows, ...] = (
         WaitsOver: lambda row, _: [END_WAITS(ids=list(row.waiters))],
         NewWait: lambda row, _: [INSERT_WAIT(**_columns(row))],
         NewAttempt: lambda row, _: [INSERT_ATTEMPT(**_columns(row.attempt), step=row.step, ended=row.ended)],
+        AttemptsGone: lambda row, _: [
+            FORGET_ATTEMPTS(attempt_task=row.task_id, fence_before=row.before, phase=row.phase)
+        ],
         AttemptStep: lambda row, _: [_attempt_step(row)],
         SubmissionStart: lambda row, _: [START_SUBMISSION(submission_id=row.submission_id)],
         SubmissionEnd: lambda row, _: [END_SUBMISSION(**_columns(row), **_use(row.used)).must_touch(1)],

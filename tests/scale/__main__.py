@@ -45,6 +45,7 @@ DOCTOR_TIMES = 5
 ROOM = 16
 """Hints that wait on the empty store too, so that a relay has as much to publish."""
 SUB_AGENT_EVENTS = 5
+PENDING = "SELECT id FROM brainhands.tasks WHERE session_id = %s AND status = 'pending'"
 
 
 class Subject:
@@ -71,8 +72,8 @@ class Subject:
         """From submit to the answer, with one tool call."""
         receipt = self.client.submit(agent=echo.name, input="echo good morning")
         for worker in (self._brain, self._hands, self._brain):
-            (hint,) = self.stage.sql("SELECT task_id FROM brainhands.outbox WHERE session_id = %s", receipt.session_id)
-            worker.advance([(hint["task_id"], receipt.session_id)])
+            (task,) = self.stage.sql(PENDING, receipt.session_id)
+            worker.advance([(task["id"], receipt.session_id)])
         assert self.client.wait(receipt.submission_id, timeout=0).output == "good morning"
         return receipt.session_id
 

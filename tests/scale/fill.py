@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -14,7 +15,7 @@ from brainhands.shared.store.tables import attempts, conversations, events, outb
 
 EVENTS_A_SESSION = 100
 TASKS_A_SESSION = 10
-BYTES_AN_EVENT = 1_500
+BYTES_AN_EVENT = 850
 """Of disk, with all else that belongs to it, measured; the write-ahead log takes as much again for a while."""
 
 
@@ -77,6 +78,7 @@ def fill(database_url: str, size: Size, *, ended: UUID, backlog: UUID, long: UUI
         filler.long(long, size)
         yield "statistics"
         connection.execute("VACUUM (ANALYZE)")
+        connection.execute("CHECKPOINT")  # what is measured next shall not wait for it
 
 
 class _Filler:
@@ -90,7 +92,8 @@ class _Filler:
             count,
         )
         self._run("ANALYZE copies")
-        self._run(_insert(sessions, "copies", "id = %s", id="session"), session)
+        earlier = "t.created_at - copy * interval '1 minute'"
+        self._run(_insert(sessions, "copies", "id = %s", id="session", created_at=earlier), session)
         owned = _insert(conversations, "copies", "session_id = %s", id="conversation", session_id="session")
         self._run(owned, session)
         self._run(
@@ -109,12 +112,11 @@ class _Filler:
     def copy(self, table: Table, by: str, session: UUID, copies: int, each: int, **values: str) -> None:
         """So many rows for each of so many copied sessions, from the session's rows one after the other."""
         names = {"session_id": "session", "conversation_id": "conversation"} | values
-        source = (
-            f"(SELECT *, row_number() OVER (ORDER BY {by}) - 1 AS place, count(*)"
-            f" OVER () AS there FROM brainhands.{table.name} WHERE session_id = %s)"
-        )
+        of_session = f"FROM brainhands.{table.name} WHERE session_id = %s"
+        there = self._run(f"SELECT count(*) {of_session}", session).fetchall()[0][0]
+        source = f"(SELECT *, row_number() OVER (ORDER BY {by}) - 1 AS place {of_session})"
         pairs = f"(SELECT * FROM copies WHERE copy <= {copies}) c, generate_series(1, {each}) AS number"
-        self._run(_insert(table, pairs, "(number - 1) %% there = place", source=source, **names), session)
+        self._run(_insert(table, pairs, f"(number - 1) %% {there} = t.place", source=source, **names), session)
 
     def attempts(self, session: UUID) -> None:
         """One of each copied task."""
@@ -189,8 +191,8 @@ class _Filler:
         )
         self._run(_insert(tasks, f"{name} p", "true", source=source, id="p.id", session_id="p.session"), session)
 
-    def _run(self, statement: str, *parameters: object) -> None:
-        self._connection.execute(statement.encode(), parameters)
+    def _run(self, statement: str, *parameters: object) -> psycopg.Cursor[Any]:
+        return self._connection.execute(statement.encode(), parameters)
 
 
 def _insert(table: Table, beside: str, condition: str, *, source: str | None = None, **values: str) -> str:

@@ -18,6 +18,7 @@ from brainhands.shared.model.ids import TaskId, new_task_id
 from brainhands.shared.model.task import Status, Task
 from brainhands.shared.store import attempts
 from tests.conftest import migrated, new_database
+from tests.instruments import invariants
 from tests.store.stage import Act, Stage, finish, go_on, nap, stage_of
 
 
@@ -75,6 +76,45 @@ def test_only_a_claim_that_ended_with_its_lease_counts_as_a_crash(
 
     found, waited = attempts.crashes(patient_stage.database, patient_stage.task(task_id))
     assert (found, waited >= 0) == (crashes, True)
+
+
+@pytest.mark.promise("I10", "C10")
+def test_a_task_that_wakes_again_and_again_leaves_no_attempt_for_each_time_and_its_crashes_count_as_ever(
+    patient_stage: Stage,
+) -> None:
+    """What an attempt showed, or was told late, stays."""
+    session_id, _ = patient_stage.session()
+    task_id = patient_stage.add(session_id)
+    patient_stage.advance(task_id, nap)
+
+    def again(*acts: Act) -> None:
+        patient_stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE id = %s", task_id)
+        patient_stage.sweep.sweep_once()
+        patient_stage.advance(task_id, *acts)
+
+    for _ in range(30):
+        again(nap)
+    kept = patient_stage.sql("SELECT fence, phase FROM brainhands.attempts WHERE task_id = %s ORDER BY fence", task_id)
+    assert [each["phase"] for each in kept[:1]] == ["first"]
+    assert len(kept) < 8
+    assert kept[-1]["fence"] == patient_stage.task(task_id).fence - 1
+
+    def show(run: Run) -> PhaseResult:
+        run.progress("half of it is done")
+        return nap(run)
+
+    again(show)
+    for _ in range(5):
+        again(nap)
+    shown = patient_stage.sql("SELECT progress FROM brainhands.attempts WHERE task_id = %s", task_id)
+    assert "half of it is done" in [each["progress"] for each in shown]
+
+    patient_stage.sql("UPDATE brainhands.tasks SET wake_at = clock_timestamp() WHERE id = %s", task_id)
+    patient_stage.sweep.sweep_once()
+    for crashes in (1, 2):
+        let_it_end(patient_stage, task_id, "dies")
+        assert attempts.crashes(patient_stage.database, patient_stage.task(task_id))[0] == crashes
+    invariants.check(patient_stage.database_url)
 
 
 @pytest.mark.promise("C10")

@@ -62,6 +62,8 @@ VALUES: dict[str, object] = {
     "versions": [1],
     "pids": [1],
     "the_pid": 1,
+    **dict.fromkeys(("since", "agent", "place_at"), None),
+    "open": True,
     "concurrencies": [None],
     "fences": [1, 1],
     "types": ["user_message"],

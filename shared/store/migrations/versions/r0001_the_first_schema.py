@@ -174,7 +174,11 @@ def upgrade() -> None:
         postgresql_where=sa.text("forked_from IS NOT NULL"),
     )
     op.create_index(
-        op.f("sessions_tenant_created_at_idx"), "sessions", ["tenant", "created_at"], unique=False, schema="brainhands"
+        op.f("sessions_tenant_created_at_id_idx"),
+        "sessions",
+        ["tenant", "created_at", "id"],
+        unique=False,
+        schema="brainhands",
     )
     op.create_table(
         "slots",
