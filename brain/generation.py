@@ -182,6 +182,7 @@ def _pin(
     steered: bool,
 ) -> Transition:
     """Pin agent version, model, options, tools and cutoff; from here on a retry sends the same."""
+    # The budget is looked at under the lock, where the use of all earlier calls is added up.
     if reason := budgets.used_up(draft, agent, task.submission_id):
         return _stop(draft, task=task, reason=reason, code=budgets.CODE, causes=[task.cause])
     owned = draft.require(task.id, Requirement(name=task.requires.name, version=agent.version))
@@ -194,6 +195,7 @@ def _pin(
     joined = inbox.take_steering(draft, conversation.id) if steered else []
     causes = [*causes, *(seq for _, seq in joined)]
     model = _first_model(agent, task)
+    # The cutoff follows the instructions and the inputs above: what the request shows ends there, on every retry.
     request = ModelRequest(
         agent=agent.name,
         agent_version=agent.version,
@@ -250,6 +252,8 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
     task = background.without_handle(run.task)
     request = ModelRequest.model_validate(task.checkpoint["request"])
     agent = agent_of(agents, request.agent, request.agent_version)
+    # From here to the call everything is made of the pinned request and of events up to its cutoff, so that another
+    # worker that takes the phase over sends the same bytes.
     events = read_context(run.database, task, request.cutoff)
     published = {(spec.name, spec.version): spec for spec in catalogue.specs(run.database)}
     if missing := [tool for tool in request.tools if (tool.name, tool.version) not in published]:
@@ -284,6 +288,7 @@ def _request(agents: Agents, catalogue: Catalogue, run: Run, ended: responses.Re
             reply = chat.send(body, at=endpoint(), timeouts=agent.timeouts, on_text=run.progress, stop=stop)
     except Interrupted as cut:
         if run.cancelled:
+            # The commit finds that the task is to be cancelled and ends it; what it returns here is not stored.
             return PhaseResult(lambda _draft: Sleep(0, phase="retry"))
         usage = (cut.usage or estimated_usage(body, cut.text)).charged(request.prices)
         interrupted = ModelInterrupted(text=cut.text, reason=cut.reason, usage=usage)
@@ -471,6 +476,7 @@ def _store_reply(
         plain=task.checkpoint["request"].get("plain", False),
         request_changed=task.checkpoint.get("digest", digest) != digest,
     )
+    # The output comes before all that it leads to, since each of these events names its seq as their cause.
     seq = draft.event(output, causes=[task.checkpoint["request_seq"]], task=task)
     match decision:
         case Answer(text, planned):
@@ -500,6 +506,7 @@ def _store_reply(
 
 
 def _call_tools(draft: Draft, task: Task, agent: Agent, planned: Sequence[PlannedCall], output_seq: int) -> Transition:
+    # Each planned call gets a task or a result at once: providers refuse a history with a call that has neither.
     made = []
     agents_called = 0
     for each in planned:
@@ -584,8 +591,11 @@ def _close(agents: Agents, catalogue: Catalogue, run: Run) -> PhaseResult:
     )
 
     def close(draft: Draft) -> Transition:
+        # The next generation is made in the commit that ends this one, so the conversation is never free in between
+        # and no waiting input slips in.
         draft.hand_on(replace(onward, created_at=draft.now), first_step.decide)
         if conversation.owner_id is not None:
+            # Who called this agent waits for its last generation, whichever that will be.
             draft.wait_also(conversation.owner_id, onward.id)
         return Done()
 

@@ -118,6 +118,8 @@ def _begin(
     if decision.rule != "allow" or tool.policy != "allow":
         decided = PolicyDecided(**_named(tool, call), rule=decision.rule, by=decision.by)
         causes = [draft.event(decided, causes=causes, task=owned)]
+    # A denial comes first: people are asked only about what may run. An equal call whose effect is unknown comes before
+    # an approval, since what is found out about it decides whether there is anything left to approve.
     if decision.rule == "deny":
         return ends.refuse_call(draft, task=task, error=f"denied by a rule of the {decision.by}")
     if (earlier := _equal_unknown(draft, tool, call, found_out)) is not None:
@@ -211,6 +213,7 @@ def _settle_and(draft: Draft, *, decide: Decide, earlier: Task | None, approval:
 
 
 def _store_intent(draft: Draft, *, tool: AnyTool, task: Task, call: dict[str, Json], causes: list[int]) -> Transition:
+    # The intent is committed before the tool runs: whoever finds the task in `execute` knows that it may have acted.
     acts_until = _acts_until(draft, tool)
     payload = ToolCallStart(**_named(tool, call), acts_until=acts_until)
     seq = draft.event(payload, causes=causes, task=draft.task(task.id))
@@ -239,6 +242,7 @@ def _again(tool: AnyTool, run: Run) -> PhaseResult:
 
 
 def _execute(tool: AnyTool, run: Run) -> PhaseResult:
+    # The present claim is counted too, so a second one means that an earlier one ended without a commit.
     if run.task.phase_attempts > 1:
         return _recover(tool, run)
     return _attempt(tool, run)
@@ -248,6 +252,7 @@ def _recover(tool: AnyTool, run: Run) -> PhaseResult:
     """An earlier attempt ended without a commit: what it did is unknown."""
     task = run.task
     earlier = run.earlier_attempts()
+    # A late result is proof that the effect happened, whatever the replay policy would do.
     if (late := _late_result(earlier)) is not None:
         return _succeeded(task, late["result"], "late")
     match _replay(tool, task):
@@ -271,6 +276,8 @@ def _replay(tool: AnyTool, task: Task) -> Replay:
 def _attempt(tool: AnyTool, run: Run) -> PhaseResult:
     """Run the tool and take its word; whatever is not its word leaves the effect unknown."""
     task = run.task
+    # The arguments are read before the tool is entered: what its body raises, BadArguments of another tool included,
+    # may come after its effect.
     try:
         named = edge.call(tool.arguments.named, task.checkpoint["call"]["arguments"], words=(BadArguments,))
     except (BadArguments, edge.ForeignError) as error:
@@ -337,6 +344,7 @@ def _reconcile(tool: AnyTool, run: Run) -> PhaseResult:
     task = run.task
     if (late := _late_result(run.earlier_attempts())) is not None:
         return _succeeded(task, late["result"], "late")
+    # The time is taken before the look-up: what it does not find may have come while it looked.
     (clock,) = run.database.run(CLOCK())
     assert clock.first is not None
     asked_at: datetime = clock.first["now"]
