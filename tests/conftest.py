@@ -50,6 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="kill at every commit and publish, not at a seeded part of them",
     )
+    parser.addoption(
+        "--migrated-rows",
+        type=int,
+        default=20_000,
+        help="tasks of the store that is migrated under a fleet that works",
+    )
 
 
 @pytest.fixture(autouse=True)

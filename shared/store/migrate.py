@@ -36,6 +36,9 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_SECONDS = 2
 """How long a migration may hold workers up while it waits for a table itself."""
 
+WAIT_SECONDS = 0.1
+"""Between two looks whether another process still migrates."""
+
 BUSY_SECONDS = 60.0
 BUSY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
@@ -66,14 +69,16 @@ class Upgrade:
 def upgrade(database_url: str) -> Upgrade:
     """Migrate to the newest revision; a database beyond it that this code may work on is left as it is.
 
-    Safe to run twice, at the same time, and while workers work. Raises CodeTooOld, ServerUnavailable, UnfitDatabase.
+    Safe to run twice, at the same time, and while workers work: each revision is a transaction of its own that waits
+    for no table for long, and what goes through a whole table does so in small ones (`migrations/online.py`). A
+    revision that was cut off is begun anew. Raises CodeTooOld, ServerUnavailable, UnfitDatabase.
     """
     engine = _engine(database_url)
     end = time.monotonic() + BUSY_SECONDS
     try:
         while True:
             try:
-                with engine.begin() as connection:
+                with engine.connect() as connection, _alone(connection):
                     connections.require_fit(_driver(connection))
                     return _upgrade(connection)
             except DBAPIError as error:
@@ -87,11 +92,28 @@ def upgrade(database_url: str) -> Upgrade:
         engine.dispose()
 
 
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Within, no other process migrates. Who waits holds no snapshot, for which an index that is built would wait."""
+    key = {"key": _ONE_AT_A_TIME}
+    while not connection.execute(text("SELECT pg_try_advisory_lock(:key)"), key).scalar_one():
+        connection.rollback()
+        time.sleep(WAIT_SECONDS)
+    connection.commit()
+    try:
+        yield
+    finally:
+        if not connection.closed and not connection.invalidated:
+            connection.rollback()
+            connection.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+            connection.commit()
+
+
 def _upgrade(connection: Connection) -> Upgrade:
-    connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ONE_AT_A_TIME})
-    connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"))
+    connection.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
     connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     before = _found(connection)
+    connection.commit()
     if before is not None and before not in _known():
         _require_old_enough(connection, before)
         return Upgrade(before, before)

@@ -7,16 +7,24 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from brainhands.shared.cli import main
+from brainhands.shared.engine.definition import PhaseResult
+from brainhands.shared.engine.run import Run
 from brainhands.shared.errors import CodeTooOld, SchemaNotCurrent, UnfitDatabase
+from brainhands.shared.local.servers import Postgres
 from brainhands.shared.runtime.settings import libpq_url
 from brainhands.shared.store import migrate
+from brainhands.shared.store.migrations import online
 from brainhands.shared.store.tables import SCHEMA
+from tests.conftest import migrated, new_database
+from tests.store.stage import Stage, finish, stage_of
 
 FIRST = migrate.newest()
 NEXT = "r9000"
@@ -30,6 +38,20 @@ down_revision = "{migrate.newest()}"
 
 def upgrade():
     op.add_column("tasks", sa.Column("mark", sa.Text()), schema="{SCHEMA}")
+"""
+
+
+ONLINE = "r9001"
+ONLINE_REVISION = f"""
+from brainhands.shared.store.migrations import online
+
+revision = "{ONLINE}"
+down_revision = "{NEXT}"
+
+
+def upgrade():
+    online.create_index("tasks_mark_idx", "tasks", ["mark"])
+    online.update("tasks", "mark = 'seen'", where="mark IS NULL")
 """
 
 
@@ -165,3 +187,87 @@ def test_a_migration_gives_way_to_workers_and_comes_again(older_database_url: st
     upgrading.join()
 
     assert done == [migrate.Upgrade(FIRST, NEXT)]
+
+
+@pytest.fixture
+def large_stage(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pytestconfig: pytest.Config
+) -> Iterator[Stage]:
+    """A fleet on a store with many tasks, which has two revisions to go; the second goes through all tasks."""
+    shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
+    for revision, script in ((NEXT, NEXT_REVISION), (ONLINE, ONLINE_REVISION)):
+        (tmp_path / "migrations" / "versions" / f"{revision}_next.py").write_text(script)
+    with new_database(postgres, template=migrated(postgres)) as url, stage_of(url, lease_seconds=2) as stage:
+        session, _ = stage.session()
+        task_id = stage.add(session)
+        stage.advance(task_id)
+        stage.sql(
+            "INSERT INTO brainhands.tasks SELECT (jsonb_populate_record(t, jsonb_build_object('id',"
+            " gen_random_uuid()))).* FROM brainhands.tasks t, generate_series(1, %s) WHERE t.id = %s",
+            pytestconfig.getoption("migrated_rows"),
+            task_id,
+        )
+        monkeypatch.setattr(migrate, "MIGRATIONS", tmp_path / "migrations")
+        yield stage
+
+
+@pytest.mark.promise("K5")
+def test_a_migration_of_a_whole_table_ends_no_lease_of_a_fleet_that_works(large_stage: Stage) -> None:
+    """Leases of two seconds are renewed, and new work is taken, as long as it takes."""
+    stage = large_stage
+    session, _ = stage.session()
+    held = [stage.add(session) for _ in range(4)]
+    entered = threading.Barrier(len(held) + 1)
+    over = threading.Event()
+
+    def work(run: Run) -> PhaseResult:
+        entered.wait(20)
+        assert over.wait(300)
+        return finish("done")(run)
+
+    taken = 0
+    with ThreadPoolExecutor(len(held) + 1) as threads:
+        working = [threads.submit(stage.advance, each, work) for each in held]
+        entered.wait(20)
+        migrating = threads.submit(migrate.upgrade, stage.database_url)
+        while not migrating.done():
+            stage.sweep.sweep_once()
+            stage.advance(stage.add(session))
+            taken += 1
+        over.set()
+        for each in working:
+            each.result(20)
+
+    assert migrating.result() == migrate.Upgrade(FIRST, ONLINE)
+    assert taken > 0
+    claims = [(stage.task(each).outcome, stage.task(each).phase_attempts) for each in held]
+    assert claims == [("succeeded", 0)] * len(held)
+    assert "task_recovered" not in stage.types(session)
+    unseen = "SELECT count(*) FILTER (WHERE mark IS NULL) AS unseen FROM brainhands.tasks WHERE id < %s"
+    (left,) = stage.sql(unseen, held[0])
+    assert left["unseen"] == 0
+    (index,) = stage.sql("SELECT indisvalid FROM pg_index WHERE indexrelid = 'brainhands.tasks_mark_idx'::regclass")
+    assert index["indisvalid"]
+
+
+@pytest.mark.promise("K5")
+def test_a_migration_that_was_cut_off_is_begun_anew_and_two_at_a_time_do_it_once(large_stage: Stage) -> None:
+    url = large_stage.database_url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(online, "update", Unexpected())
+        with pytest.raises(ZeroDivisionError):
+            migrate.upgrade(url)
+    assert migrate.found(url) == NEXT
+
+    with ThreadPoolExecutor(2) as threads:
+        done = [threads.submit(migrate.upgrade, url) for _ in range(2)]
+        assert {each.result(60) for each in done} == {migrate.Upgrade(NEXT, ONLINE), migrate.Upgrade(ONLINE, ONLINE)}
+    (left,) = large_stage.sql("SELECT count(*) FILTER (WHERE mark IS NULL) AS unseen FROM brainhands.tasks")
+    assert left["unseen"] == 0
+
+
+class Unexpected:
+    """Cuts off whatever is called."""
+
+    def __call__(self, *_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError

@@ -10,6 +10,7 @@ context.configure(
     target_metadata=metadata,
     version_table_schema=SCHEMA,
     include_schemas=True,
+    transaction_per_migration=True,
     include_name=lambda name, kind, _: kind != "schema" or name == SCHEMA,
 )
 with context.begin_transaction():
