@@ -372,15 +372,15 @@ def _ungrounded() -> Select[Any]:
     of_waiter = select(waits.c.waiter_id, on.c.id.label("on")).join(on, on.c.id == waits.c.dependency_id)
     of_owner = select(on.c.owner_id, on.c.id.label("on"))
     waiting = _oldest(tasks.c.status == "waiting", tasks.c.signal_name.is_(None))
+    waits_alone = ~of_waiter.where(waits.c.waiter_id == waiting.c.id, by_itself).exists()
+    winds_up_alone = ~of_owner.where(on.c.owner_id == tasks.c.id, by_itself).exists()
     chained = union_all(
-        select(waiting.c.id).where(~of_waiter.where(waits.c.waiter_id == waiting.c.id, by_itself).exists()),
-        select(tasks.c.id).where(
-            tasks.c.status == "completing", ~of_owner.where(on.c.owner_id == tasks.c.id, by_itself).exists()
-        ),
+        select(waiting.c.id, literal_column("true").label("waits")).where(waits_alone),
+        select(tasks.c.id, literal_column("false")).where(tasks.c.status == "completing", winds_up_alone),
     ).cte("chained")
     links = union_all(
-        of_waiter.join(chained, chained.c.id == waits.c.waiter_id).where(on.c.status != "done"),
-        of_owner.join(chained, chained.c.id == on.c.owner_id).where(on.c.status != "done"),
+        of_waiter.join(chained, chained.c.id == waits.c.waiter_id).where(chained.c.waits, on.c.status != "done"),
+        of_owner.join(chained, chained.c.id == on.c.owner_id).where(~chained.c.waits, on.c.status != "done"),
     ).cte("links")
     # Whoever is open and not among the chained ones moves, or waits for one that does.
     grounded = (

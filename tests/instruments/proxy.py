@@ -165,7 +165,9 @@ class Proxy:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     # A linger time of zero makes the close a reset.
-    connection = writer.get_extra_info("socket")  # none where TLS has ended
+    connection = None
+    with suppress(AttributeError):  # CPython's own, of a transport whose TLS has ended
+        connection = writer.get_extra_info("socket")
     with suppress(OSError):  # it may be closed already
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

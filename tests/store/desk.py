@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from brainhands.shared.store import workers
 from deploy.demo import model_server
 from deploy.demo.model_scripts import ASKS_FOR_SUMMARY, Call, Fault, Reply, Request
 from tests.sample.tools import echo as echo_tool
-from tests.store.stage import NO_REDIS, Stage
+from tests.store.stage import NO_REDIS, Stage, close_worker
 
 MODEL = "desk"
 
@@ -43,6 +43,11 @@ class Desk:
         self.asked: list[Request] = []
         self._workers = [self.brain(**agent), echo_hands(stage)]
 
+    def close(self) -> None:
+        """A stage outlives many desks."""
+        for worker in self._workers:
+            close_worker(worker)
+
     def brain(self, **fields: Any) -> Worker:
         asked: dict[str, Any] = {} if "models" in fields else {"model": MODEL}
         agent = Agent(name="desk", version=1, instructions="Help.", tools=["echo"], **asked, **fields)
@@ -52,6 +57,7 @@ class Desk:
 
     def change_agent(self, **fields: Any) -> None:
         """Put another Brain in place of the one there is."""
+        close_worker(self._workers[0])
         self._workers[0] = self.brain(**fields)
 
     def says(self, *replies: str | Reply) -> None:
@@ -153,8 +159,7 @@ def echoes(text: str, id: str | None = None, **reply: Any) -> Reply:
 @contextmanager
 def desk_of(stage: Stage, monkeypatch: pytest.MonkeyPatch, **agent: Any) -> Iterator[Desk]:
     """A desk whose agent has these fields."""
-    desk = Desk(stage, **agent)
-    with model_server.start({MODEL: desk.answer}) as model:
+    with closing(Desk(stage, **agent)) as desk, model_server.start({MODEL: desk.answer}) as model:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         monkeypatch.setenv("OPENAI_BASE_URL", f"{model.url}/v1")
         settings.cache_clear()

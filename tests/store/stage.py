@@ -235,10 +235,16 @@ class Stage:
 
     def close(self) -> None:
         for worker in self._workers:
-            worker.database.close()
+            close_worker(worker)
         self.client.close()
         self.database.close()
         self._sql.close()
+
+
+def close_worker(worker: Worker) -> None:
+    """Give back a worker's connections."""
+    for database in (worker.database, worker._soft_database, worker.keeper._database):
+        database.close()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -99,7 +99,9 @@ def turns_of(stage: Stage, **agent: Any) -> Iterator[Turns]:
         patch.setenv("OPENAI_API_KEY", "sk-test")
         patch.setenv("OPENAI_BASE_URL", hostile.url)
         settings.cache_clear()
-        yield Turns(stage, hostile, **agent)
+        made = Turns(stage, hostile, **agent)
+        with closing(made.desk):
+            yield made
 
 
 @pytest.fixture
